@@ -1,0 +1,34 @@
+# Every target works from a clean clone with python3 and make alone: the first one to run makes .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: setup test check format demo bench clean
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+test: setup ## all tests
+	$(BIN)/python -m pytest -n auto
+
+check: setup ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+demo: setup ## draw every structure and print what each one costs
+	$(BIN)/natgrad structures --out demo
+
+bench: setup ## measure the structures; results go to benchmarks/results
+	$(BIN)/natgrad bench groups
+
+clean:
+	rm -rf .venv demo dist .pytest_cache .ruff_cache .hypothesis

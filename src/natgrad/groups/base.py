@@ -1,0 +1,275 @@
+"""The interface of a structure: descriptions without tensors, and their elements and tangents.
+
+    Structure   a matrix group, described; `structure.identity(p)` makes
+    Element     an invertible matrix B of the group: products, solves, the projection onto the tangent space
+    Tangent     a matrix M of the tangent space m at the identity: sums, scalings, h(M)
+    Algebra     both at once, for groups that are the units of a matrix algebra: every group but Kronecker's
+
+A subclass writes the underscored methods, which see checked blocks of vectors of shape (*batch, p, r) only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import torch
+from torch import Tensor
+
+from natgrad.groups import check
+from natgrad.groups.hessian import Hessian
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Size: TypeAlias = "int | tuple[Size, Size]"
+Product: TypeAlias = Callable[[Tensor], Tensor]  # V (*batch, p, r) -> H V, as wide
+
+CHUNK = 2**22  # numbers in one block of vectors where a long loop is cut into blocks
+
+
+class Structure(ABC):
+    """A matrix group, described: immutable, comparable, printable, picklable, and without tensors."""
+
+    storage: ClassVar[str]  # numbers kept for one element, as a formula
+    cost: ClassVar[str]  # time of the dearest operation, as a formula
+
+    def identity(
+        self,
+        p: Size,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        batch: tuple[int, ...] = (),
+    ) -> Element:
+        """The identity matrix of size p as an element of this group, `batch` of them."""
+        dtype = check.dtype(dtype or torch.get_default_dtype())
+        return self._identity(p, check.batch(batch), dtype, torch.device(device or torch.get_default_device()))
+
+    @abstractmethod
+    def _identity(self, p: Any, batch: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Element: ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stored(ABC):
+    """What elements and tangents share: a structure, and tensors with the same leading batch dimensions."""
+
+    structure: Structure
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """(*batch, p, p), the shape of `dense()`."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """The matrix itself, (*batch, p, p). For people and tests: nothing in the package calls it."""
+
+    def tensors(self) -> list[Tensor]:
+        """The stored tensors, in a fixed order."""
+        found: list[Tensor] = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                found.append(value)
+            elif isinstance(value, Stored):
+                found.extend(value.tensors())
+        return found
+
+    def map(self, function: Callable[..., Tensor], *others: Self) -> Self:
+        """The element or tangent whose stored tensors are function(mine, theirs, ...)."""
+        changed: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                changed[field.name] = function(value, *(getattr(other, field.name) for other in others))
+            elif isinstance(value, Stored):
+                changed[field.name] = value.map(function, *(getattr(other, field.name) for other in others))
+        return dataclasses.replace(self, **changed)
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        return self.shape[:-2]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensors()[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensors()[0].device
+
+    def __getstate__(self) -> dict[str, Any]:  # fields only: cached factorisations are not worth carrying
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.structure}, {check.shape(self.shape)}, {self.dtype}, {self.device}>"
+
+
+class Tangent(Stored):
+    """A matrix M of the tangent space m of a group at the identity, where M + M', a M and h(M) make sense."""
+
+    def __add__(self, other: Self) -> Self:
+        check.alike(self, other, "+")
+        return self.map(torch.add, other)
+
+    def __sub__(self, other: Self) -> Self:
+        check.alike(self, other, "-")
+        return self.map(torch.sub, other)
+
+    def __neg__(self) -> Self:
+        return self.map(torch.neg)
+
+    def __mul__(self, scalar: float | Tensor) -> Self:
+        """a M for a number a, or for a tensor of one number a batch member."""
+        check.scalar(scalar, self.batch)
+        if isinstance(scalar, Tensor):
+            return self.map(lambda t: t * beside(scalar, t))
+        return self.map(lambda t: t * scalar)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, scalar: float | Tensor) -> Self:
+        return self * (1 / scalar)
+
+    @abstractmethod
+    def shift(self, c: float | Tensor) -> Self:
+        """M + c I for a number c, or for a tensor of one number a batch member."""
+
+    @abstractmethod
+    def h(self) -> Element:
+        """h(M), an element of the group that agrees with the exponential of M to second order."""
+
+
+class Element(Stored):
+    """An invertible matrix B of a group, with S = B B^T the precision that it factors.
+
+    Vectors are x of shape (*batch, p), blocks of r vectors (*batch, p, r). Elements are immutable: every operation
+    makes a new one. Numbers that are not finite are refused where the look is cheap (Hessian products, diagonals,
+    scalars); in `apply`, `solve` and `project` they go where arithmetic takes them.
+    """
+
+    def __matmul__(self, other: Self) -> Self:
+        """The product A B, in the same group."""
+        check.alike(self, other, "@")
+        return self._matmul(other)
+
+    def apply(self, x: Tensor, transpose: bool = False) -> Tensor:
+        """B x, or B^T x."""
+        return self._on_block(x, "apply", lambda block: self._apply(block, transpose))
+
+    def solve(self, x: Tensor, transpose: bool = False) -> Tensor:
+        """B^-1 x, or B^-T x."""
+        return self._on_block(x, "solve", lambda block: self._solve(block, transpose))
+
+    def precision(self, x: Tensor) -> Tensor:
+        """S x = B (B^T x)."""
+        return self._on_block(x, "precision", lambda block: self._apply(self._apply(block, True), False))
+
+    def covariance(self, x: Tensor) -> Tensor:
+        """S^-1 x = B^-T (B^-1 x)."""
+        return self._on_block(x, "covariance", lambda block: self._solve(self._solve(block, False), True))
+
+    def project(self, U: Tensor, V: Tensor) -> Tangent:
+        """P(X) for X = sym(U V^T) = (U V^T + V U^T) / 2, without forming X.
+
+        P(X) is the M of the tangent space for which || sym(M) - X ||_F is least, and of those the smallest. So the
+        residual sym(P(X)) - X is orthogonal to sym(m), and P(sym(M)) = M for every M in m.
+        """
+        U, _ = check.vectors(self, U, "project, as U")
+        V, _ = check.vectors(self, V, "project, as V")
+        if U.shape != V.shape:
+            raise ValueError(
+                f"project: U and V are the two factors of U V^T and must be equally wide, "
+                f"but U is {check.shape(U.shape)} and V is {check.shape(V.shape)}"
+            )
+        return self._project(U, V)
+
+    def pull(self, hvp: Product, diagonal: Tensor | None = None) -> Tangent:
+        """P(B^-1 H B^-T) exactly, for a symmetric H given by its products `hvp(V)` = H V on blocks of vectors.
+
+        `diagonal` is the exact diag(H), (*batch, p), with which many groups need far fewer products. Pass a
+        `Hessian` to count them.
+        """
+        counted = hvp if isinstance(hvp, Hessian) else Hessian(hvp)
+        if diagonal is not None:
+            diagonal = check.diagonal(self, diagonal)
+        return self._pull(counted, diagonal)
+
+    def retract(self, M: Tangent) -> Self:
+        """B h(M), in the group for every M of the tangent space."""
+        check.tangent(self, M)
+        return self._matmul(M.h())  # pyright: ignore[reportArgumentType]  # checked just above
+
+    @abstractmethod
+    def logdet(self) -> Tensor:
+        """log |det B|, (*batch)."""
+
+    @abstractmethod
+    def _matmul(self, other: Self) -> Self: ...
+
+    @abstractmethod
+    def _apply(self, x: Tensor, transpose: bool) -> Tensor: ...
+
+    @abstractmethod
+    def _solve(self, x: Tensor, transpose: bool) -> Tensor: ...
+
+    @abstractmethod
+    def _project(self, U: Tensor, V: Tensor) -> Tangent: ...
+
+    def _pull(self, hvp: Hessian, diagonal: Tensor | None) -> Tangent:
+        """The general way, p products: X = B^-1 H B^-T is the sum of (X e_i) e_i^T. Groups with a better one override."""
+        p = self.shape[-1]
+        width = max(1, CHUNK // max(1, p * math.prod(self.batch)))
+        total: Tangent | None = None
+        for start in range(0, max(p, 1), width):
+            E = columns_of_identity(p, start, min(start + width, p), self)  # (*batch, p, r)
+            X = self._solve(hvp(self._solve(E, True)), False)
+            part = self._project(X, E)
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+    def _on_block(self, x: Tensor, name: str, operation: Callable[[Tensor], Tensor]) -> Tensor:
+        block, is_vector = check.vectors(self, x, name)
+        y = operation(block)
+        return y.squeeze(-1) if is_vector else y
+
+
+class Algebra(Element, Tangent):
+    """An element of a group that is the set of units of a matrix algebra with I.
+
+    Sums, scalings, products and inverses stay inside, so elements and tangents are stored alike.
+    """
+
+    def h(self) -> Self:
+        """h(M) = I + M + M^2 / 2."""
+        return (self + self._matmul(self) * 0.5).shift(1.0)
+
+
+def columns_of_identity(p: int, start: int, stop: int, like: Stored) -> Tensor:
+    """e_start .. e_(stop-1) as a block (*batch, p, stop - start)."""
+    E = torch.zeros(p, stop - start, dtype=like.dtype, device=like.device)
+    E[start:stop] = torch.eye(stop - start, dtype=like.dtype, device=like.device)
+    return E.expand(*like.batch, p, stop - start)
+
+
+def beside(c: float | Tensor, t: Tensor) -> float | Tensor:
+    """A number as it is, or one number a batch member shaped to meet t, (*batch, ...)."""
+    return c.reshape(c.shape + (1,) * (t.ndim - c.ndim)) if isinstance(c, Tensor) else c
+
+
+def add_to_diagonal(t: Tensor, c: float | Tensor, offset: int = 0) -> Tensor:
+    """t + c on one diagonal of its last two dimensions."""
+    t = t.clone()
+    diagonal = t.diagonal(offset, -2, -1)
+    diagonal.add_(beside(c, diagonal))
+    return t
+
+
+def symmetric(X: Tensor) -> Tensor:
+    """sym(X) = (X + X^T) / 2."""
+    return (X + X.mT) / 2

@@ -1,0 +1,120 @@
+"""What users may pass, and what is said when they pass something else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from natgrad.groups.base import Element, Stored, Tangent
+
+
+def shape(sizes: Sequence[int]) -> str:
+    return "(" + ", ".join(map(str, sizes)) + ("," if len(sizes) == 1 else "") + ")"
+
+
+def count(value: object, name: str, least: int = 0) -> int:
+    """A whole number >= least."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    number = value.__index__()  # pyright: ignore[reportAttributeAccessIssue]
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+    return number
+
+
+def dtype(given: torch.dtype) -> torch.dtype:
+    if given not in (torch.float32, torch.float64):
+        raise ValueError(f"elements are float32 or float64, got dtype={given}; keep factors in float32 beside it")
+    return given
+
+
+def batch(given: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(given, int):
+        raise ValueError(f"batch must be a tuple of sizes, got {given}; write batch=({given},)")
+    return tuple(count(size, "a batch size") for size in given)
+
+
+def placed(owner: Stored, x: object, what: str) -> Tensor:
+    """x as a tensor of the owner's dtype and device."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{what} expected a torch tensor, got {type(x).__name__}; torch.as_tensor makes one")
+    if x.dtype != owner.dtype or x.device != owner.device:
+        raise ValueError(
+            f"{what} expected {owner.dtype} on {owner.device} as its element is, got {x.dtype} on {x.device}; "
+            f"convert with x.to(element.device, element.dtype)"
+        )
+    return x
+
+
+def vectors(owner: Element, x: object, what: str) -> tuple[Tensor, bool]:
+    """x as a block of vectors (*batch, p, r), and whether it was one vector."""
+    what = f"{owner.structure}.{what}"
+    x = placed(owner, x, what)
+    p, lead = owner.shape[-1], owner.batch
+    if x.shape == (*lead, p):
+        return x.unsqueeze(-1), True
+    if x.ndim == len(lead) + 2 and x.shape[:-1] == (*lead, p):
+        return x, False
+    block = "(" + ", ".join([*map(str, lead), str(p), "r"]) + ")"
+    raise ValueError(
+        f"{what}, expected a vector {shape((*lead, p))} or a block of vectors {block}, got {shape(x.shape)}; "
+        "leading sizes must be the element's batch sizes"
+    )
+
+
+def diagonal(owner: Element, d: object) -> Tensor:
+    d = placed(owner, d, f"{owner.structure}.pull, as diagonal,")
+    if d.shape != owner.shape[:-1]:
+        raise ValueError(f"pull: diagonal must hold diag(H), {shape(owner.shape[:-1])}, got {shape(d.shape)}")
+    if not torch.isfinite(d).all():
+        raise ValueError("pull: diagonal holds NaN or infinity; the element is unchanged")
+    return d
+
+
+def scalar(a: object, lead: tuple[int, ...]) -> None:
+    if isinstance(a, Tensor):
+        if a.ndim and a.shape != lead:
+            raise ValueError(f"a scalar for each batch member must have shape {shape(lead)}, got {shape(a.shape)}")
+    elif not isinstance(a, (int, float)):
+        raise TypeError(f"expected a number or a tensor of them, got {type(a).__name__}; products are written A @ B")
+    elif not math.isfinite(a):
+        raise ValueError(f"scaling by {a} would poison every number of the result")
+
+
+def alike(a: Stored, b: object, operation: str) -> None:
+    """a and b are of one group, size, batch, dtype and device."""
+    if type(a) is not type(b):
+        raise TypeError(f"{a!r} {operation} {b!r}: both must be elements of the same group")
+    for what in ("structure", "shape", "dtype", "device"):
+        mine, theirs = getattr(a, what), getattr(b, what)
+        if mine != theirs:
+            raise ValueError(f"A {operation} B needs equal {what}s, got {mine} and {theirs}")
+
+
+def tangent(B: Element, M: object) -> None:
+    for what in ("structure", "shape", "dtype", "device"):
+        mine, theirs = getattr(B, what), getattr(M, what, None)
+        if mine != theirs:
+            raise ValueError(f"retract: the tangent must share the element's {what}, expected {mine}, got {theirs}")
+    if not hasattr(M, "h"):
+        raise ValueError(f"retract expected a tangent, as project or pull return it, got {type(M).__name__}")
+
+
+def permutation(array: np.ndarray, name: str) -> np.ndarray:
+    """p whole numbers, each of 0 .. p-1 once."""
+    p = array.size
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and p):
+        raise ValueError(f"{name} must be p whole numbers, got {array.dtype} of shape {shape(array.shape)}")
+    outside = array[(array < 0) | (array >= p)]
+    if outside.size:
+        raise ValueError(f"{name} is no permutation of 0 .. {p - 1}: index {outside[0]} is out of range")
+    times = np.bincount(array.astype(np.int64), minlength=p)
+    if (times > 1).any():
+        raise ValueError(f"{name} is no permutation of 0 .. {p - 1}: {int(times.argmax())} occurs {times.max()} times")
+    return array.astype(np.int64)

@@ -1,0 +1,110 @@
+"""Triangular Toeplitz groups.
+
+            [t0  0  0]
+    lower B=[t1 t0  0]     B_ij = t_(i-j): causal convolution; products are those of polynomials cut off at z^p
+            [t2 t1 t0]
+
+The group is commutative, and the upper one is its transpose. P(X) has t_0 = the mean of the diagonal of X and
+t_d = twice the mean of its d-th sub-diagonal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from scipy.fft import next_fast_len
+from torch import Tensor
+from torch.fft import irfft, rfft
+
+from natgrad.groups import check
+from natgrad.groups.base import Algebra, Structure, add_to_diagonal
+from natgrad.groups.conjugate import ConjugateMatrix, Reversal
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass(frozen=True)
+class Toeplitz(Structure):
+    """Lower (or `upper=True`) triangular Toeplitz matrices, for stationary problems on a line."""
+
+    upper: bool = False
+
+    storage = "p"
+    cost = "p log p"
+
+    def _identity(
+        self, p: int, batch: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> ToeplitzMatrix | ConjugateMatrix:
+        p = check.count(p, "p", least=1)
+        if self.upper:
+            lower = Toeplitz().identity(p, dtype=dtype, device=device, batch=batch)
+            return ConjugateMatrix(self, lower, Reversal())
+        return ToeplitzMatrix(self, torch.eye(1, p, dtype=dtype, device=device)[0].repeat(*batch, 1))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ToeplitzMatrix(Algebra):
+    t: Tensor  # (*batch, p), the first column
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.t.shape, self.t.shape[-1])
+
+    def dense(self) -> Tensor:
+        i = torch.arange(self.t.shape[-1], device=self.device)
+        return self.t[..., (i[:, None] - i).clamp(min=0)].tril()
+
+    def shift(self, c: float | Tensor) -> Self:
+        return self.map(lambda t: add_to_diagonal(t.unsqueeze(-2), c).squeeze(-2))
+
+    def logdet(self) -> Tensor:
+        return self.t.shape[-1] * self.t[..., 0].abs().log()
+
+    def _matmul(self, other: Self) -> Self:
+        return self.map(multiply, other)
+
+    def _apply(self, x: Tensor, transpose: bool) -> Tensor:
+        return _convolve(self.t, x, transpose)
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        """The first column of B^-1: the power series 1 / t(z), its right digits doubled by Newton's rule y (2 - t y)."""
+        t = self.t
+        y = 1 / t[..., :1]
+        while y.shape[-1] < t.shape[-1]:
+            n = min(2 * y.shape[-1], t.shape[-1])
+            y = torch.nn.functional.pad(y, (0, n - y.shape[-1]))
+            y = 2 * y - multiply(y, multiply(t[..., :n], y))
+        return y
+
+    def _solve(self, x: Tensor, transpose: bool) -> Tensor:
+        y = _convolve(self._inverse, x, transpose)
+        return y + _convolve(self._inverse, x - _convolve(self.t, y, transpose), transpose)  # one refinement
+
+    def _project(self, U: Tensor, V: Tensor) -> Self:
+        """Sums along diagonals of U V^T are correlations of the columns of U and V; then both orders, and means."""
+        p = self.t.shape[-1]
+        size = next_fast_len(2 * p, real=True)
+        spectrum = (rfft(U, size, dim=-2) * rfft(V, size, dim=-2).conj()).sum(-1).real
+        sums = 2 * irfft(spectrum, size)[..., :p]  # of U V^T + V U^T along each sub-diagonal
+        sums = torch.cat([sums[..., :1] / 2, sums[..., 1:]], -1)
+        return self.map(lambda _: sums / torch.arange(p, 0, -1, dtype=self.dtype, device=self.device))
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """The first p coefficients of the product of two polynomials with p coefficients each."""
+    p = a.shape[-1]
+    size = next_fast_len(2 * p, real=True)
+    return irfft(rfft(a, size) * rfft(b, size), size)[..., :p]
+
+
+def _convolve(t: Tensor, x: Tensor, transpose: bool) -> Tensor:
+    """The lower Toeplitz matrix of t, or its transpose, on the columns of x (*batch, p, r)."""
+    p = x.shape[-2]
+    size = next_fast_len(2 * p, real=True)
+    values = rfft(t, size).unsqueeze(-1)
+    return irfft(rfft(x, size, dim=-2) * (values.conj() if transpose else values), size, dim=-2)[..., :p, :]

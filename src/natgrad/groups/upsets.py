@@ -1,0 +1,159 @@
+"""Index tables for a transitive relation: how to compute with B when B_ij != 0 only for "i is j or above j".
+
+Let up(j) be j with all that is above it. B maps the vectors supported on up(j) to themselves, so restricting matrices
+to up(j) keeps products and inverses, and column j of A B or of A^-1 needs nothing but the small matrix A[up(j), up(j)].
+Columns are therefore computed independently of one another, many small dense matrices at a time, on any device.
+
+Numbering: coordinates are placed so that what is above comes first. Column j is stored as its entries at up(j) in that
+order, all columns one after another: `rows[starts[j] : starts[j + 1]]` are the places up(j), the last one j itself.
+In an elimination tree up(j) is a path from the root, a stretch of single children has nested up-sets, and one gathered
+matrix serves all its columns (a supernode).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from natgrad.groups.base import CHUNK
+
+KEEP = 2**21  # gather tables up to this many entries are kept, larger ones made anew in every use
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """n supernodes of about equal size, padded at the front to R places of which the last S hold their own columns."""
+
+    supernode: np.ndarray  # (n,)
+    R: int
+    S: int
+
+
+class UpSets:
+    """The tables for one relation on one device."""
+
+    def __init__(self, starts: np.ndarray, rows: np.ndarray, order: np.ndarray, device: torch.device):
+        self.p, self.size, self.device = len(order), len(rows), device
+        self._starts, self._rows = starts, rows
+        length = np.diff(starts)  # |up(j)|
+        self._is_tree = _is_tree(starts, rows)
+        first = _heads(starts, rows) if self._is_tree else np.arange(self.p)
+        self._last = np.append(first[1:], self.p)[: len(first)] - 1  # of each supernode
+        self._own = self._last - first + 1
+        self._buckets = _buckets(length[self._last], self._own)
+        self.diagonal = self._to(starts[1:] - 1)  # where B_jj stands
+        self.row = self._to(order[rows])  # the coordinates of each entry
+        self.column = self._to(order[np.repeat(np.arange(self.p), length)])
+
+    def _to(self, array: np.ndarray) -> Tensor:
+        return torch.tensor(array, dtype=torch.int64, device=self.device)
+
+    @cached_property
+    def _kept(self) -> list[tuple[Tensor, Tensor]] | None:
+        entries = sum(len(b.supernode) * b.R**2 for b in self._buckets)
+        return [self._table(b, 0, len(b.supernode)) for b in self._buckets] if entries <= KEEP else None
+
+    def tables(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """For blocks of supernodes: where B[up, up]^T stands, (n, R, R), and where its own columns do, (n, S, R).
+
+        Places outside the relation point at a zero kept behind the values, padding at a one behind that.
+        """
+        if self._kept is not None:
+            yield from self._kept
+            return
+        for bucket in self._buckets:
+            step = max(1, CHUNK // bucket.R**2)
+            for start in range(0, len(bucket.supernode), step):
+                yield self._table(bucket, start, start + step)
+
+    def _table(self, bucket: Bucket, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        chosen = bucket.supernode[start:stop]
+        R, S, last = bucket.R, bucket.S, self._last[chosen]
+        ends = self._starts[last + 1]  # up-sets end there; padding in front of them
+        slot = ends[:, None] - np.arange(R, 0, -1)
+        padding = slot < self._starts[last][:, None]
+        place = self._to(np.where(padding, 0, self._rows[np.maximum(slot, 0)]))  # (n, R)
+        pad = torch.tensor(padding, device=self.device)
+        starts = self._to(self._starts)
+        pads = pad.sum(-1)[:, None, None]
+        m = torch.arange(R, device=self.device)
+        if self._is_tree:  # the path's places above place c are the first c of column c
+            chain = starts[place][:, :, None] + (m - pads)
+            inside = m <= m[:, None]
+        else:
+            keys = self._keys
+            wanted = place[:, :, None] * self.p + place[:, None, :]
+            chain = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
+            inside = keys[chain] == wanted
+        inside = inside & ~pad[:, :, None] & ~pad[:, None, :]
+        chain = torch.where(inside, chain, self.size)
+        chain = torch.where(pad[:, :, None] & torch.eye(R, dtype=torch.bool, device=self.device), self.size + 1, chain)
+        foreign = m[R - S :] < R - self._to(self._own[chosen])[:, None]  # (n, S): columns of another supernode
+        return chain, torch.where(foreign[:, :, None], self.size, chain[:, R - S :])
+
+    @cached_property
+    def _keys(self) -> Tensor:
+        return self._to(np.repeat(np.arange(self.p), np.diff(self._starts)) * self.p + self._rows)
+
+    @cached_property
+    def entries(self) -> Tensor:
+        """Where each entry stands among the own columns (n, S, R) of all tables, laid end to end."""
+        where = np.empty(self.size, dtype=np.int64)
+        offset = 0
+        for bucket in self._buckets:
+            for n, supernode in enumerate(bucket.supernode.tolist()):
+                for s in range(self._own[supernode]):
+                    j = self._last[supernode] - s
+                    length = self._starts[j + 1] - self._starts[j]
+                    line_end = offset + (n * bucket.S + bucket.S - s) * bucket.R - s
+                    where[self._starts[j] : self._starts[j + 1]] = np.arange(line_end - length, line_end)
+            offset += len(bucket.supernode) * bucket.S * bucket.R
+        return self._to(where)
+
+
+def _is_tree(starts: np.ndarray, rows: np.ndarray) -> bool:
+    """Whether every up-set is a path: up(j) is up(i) and j, for i the last place above j."""
+    for j in range(len(starts) - 1):
+        above = rows[starts[j] : starts[j + 1] - 1]
+        if len(above) and not np.array_equal(above, rows[starts[above[-1]] : starts[above[-1] + 1]]):
+            return False
+    return True
+
+
+def _heads(starts: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The first places of the stretches of single children."""
+    p = len(starts) - 1
+    if p == 0:
+        return np.arange(0)
+    has_parent = np.diff(starts) > 1
+    parent = np.where(has_parent, rows[np.maximum(starts[1:] - 2, 0)], -1)
+    children = np.bincount(parent[has_parent], minlength=p)
+    before = np.arange(-1, p - 1)
+    continues = has_parent & (parent == before) & (children[before] == 1)
+    return np.flatnonzero(~continues)
+
+
+def _buckets(R: np.ndarray, S: np.ndarray) -> list[Bucket]:
+    """Supernodes sorted by size and cut where padding would cost more than another round of calls."""
+    buckets: list[Bucket] = []
+
+    def work(r: int, s: int) -> float:
+        return r * r * (1 + s / 8)
+
+    order = np.lexsort((S, R))
+    begin, exact, top_R, top_S = 0, 0.0, 0, 0
+    for end, i in enumerate(order.tolist()):
+        r, s = int(R[i]), int(S[i])
+        new_R, new_S, new_exact = max(top_R, r), max(top_S, s), exact + work(r, s)
+        if end > begin and (end - begin + 1) * work(new_R, new_S) > 1.3 * new_exact + 2**15:
+            buckets.append(Bucket(order[begin:end], top_R, top_S))
+            begin, new_R, new_S, new_exact = end, r, s, work(r, s)
+        exact, top_R, top_S = new_exact, new_R, new_S
+    if len(order):
+        buckets.append(Bucket(order[begin:], top_R, top_S))
+    return buckets
