@@ -270,6 +270,12 @@ def add_to_diagonal(t: Tensor, c: float | Tensor, offset: int = 0) -> Tensor:
     return t
 
 
+def add_to_first(t: Tensor, c: float | Tensor) -> Tensor:
+    """t with c added to the first number of its last dimension."""
+    first = t[..., :1]
+    return torch.cat([first + beside(c, first), t[..., 1:]], -1)
+
+
 def symmetric(X: Tensor) -> Tensor:
     """sym(X) = (X + X^T) / 2."""
     return (X + X.mT) / 2

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.fft import irfft, rfft
 
 from natgrad.groups import check
-from natgrad.groups.base import Algebra, Structure, add_to_diagonal
+from natgrad.groups.base import Algebra, Structure, add_to_first
+from natgrad.groups.fourier import irfft, rfft
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,8 +32,8 @@ class Circulant(Structure):
     cost = "p log p"
 
     def _identity(self, p: int, batch: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> CirculantMatrix:
-        p = check.count(p, "p", least=1)
-        return CirculantMatrix(self, torch.eye(1, p, dtype=dtype, device=device)[0].repeat(*batch, 1))
+        p = check.count(p, "p")
+        return CirculantMatrix(self, torch.eye(p, 1, dtype=dtype, device=device)[:, 0].repeat(*batch, 1))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,17 +46,19 @@ class CirculantMatrix(Algebra):
 
     def dense(self) -> Tensor:
         i = torch.arange(self.c.shape[-1], device=self.device)
-        return self.c[..., (i[:, None] - i) % len(i)]
+        return self.c[..., (i[:, None] - i) % max(len(i), 1)]
 
     def shift(self, c: float | Tensor) -> Self:
-        return self.map(lambda t: add_to_diagonal(t.unsqueeze(-2), c).squeeze(-2))
+        return self.map(lambda t: add_to_first(t, c))
 
     @property
     def _eigenvalues(self) -> Tensor:  # (*batch, p // 2 + 1) of them; the others are their conjugates
-        return rfft(self.c)
+        return rfft(self.c, self.c.shape[-1])
 
     def logdet(self) -> Tensor:
-        return torch.fft.fft(self.c).abs().log().sum(-1)
+        p = self.c.shape[-1]
+        once = torch.arange(p // 2 + 1, device=self.device) * 2 % max(p, 1) == 0  # c_0's and, for even p, the last
+        return torch.where(once, 1.0, 2.0).to(self.dtype).mul(self._eigenvalues.abs().log()).sum(-1)
 
     def _matmul(self, other: Self) -> Self:
         return self.map(lambda _: irfft(self._eigenvalues * other._eigenvalues, self.c.shape[-1]))
@@ -70,10 +72,10 @@ class CirculantMatrix(Algebra):
         return self._filter(x, 1 / (values.conj() if transpose else values))
 
     def _filter(self, x: Tensor, values: Tensor) -> Tensor:
-        return irfft(rfft(x, dim=-2) * values, x.shape[-2], dim=-2)
+        return irfft(rfft(x, x.shape[-2], dim=-2) * values, x.shape[-2], dim=-2)
 
     def _project(self, U: Tensor, V: Tensor) -> Self:
         """c_d = the mean of X along its d-th wrapped diagonal: the circular correlation of U and V, made even."""
         p = self.c.shape[-1]
-        spectrum = (rfft(U, dim=-2) * rfft(V, dim=-2).conj()).sum(-1).real
-        return self.map(lambda _: irfft(spectrum, p) / p)
+        spectrum = (rfft(U, p, dim=-2) * rfft(V, p, dim=-2).conj()).sum(-1).real
+        return self.map(lambda _: irfft(spectrum, p) / max(p, 1))

@@ -148,7 +148,7 @@ class SparseMatrix(Algebra):
     @cached_property
     def _inverse(self) -> Self:
         """B^-1: its column j solves B[up, up] x = e_j."""
-        one = self.structure.identity(self.upsets.p, dtype=self.dtype, device=self.device, batch=self.batch)
+        one = self.map(torch.zeros_like).shift(1.0)
         left, right = self._gatherable(), one._gatherable()
         return self._from_columns(
             torch.linalg.solve_triangular(_gather(left, chain), _gather(right, own), upper=False, left=False)
@@ -199,7 +199,7 @@ class SparseMatrix(Algebra):
         return torch.cat([self.values, end], -1)
 
     def _from_columns(self, blocks: Iterator[Tensor]) -> Self:
-        laid = torch.cat([block.flatten(-3) for block in blocks], -1)
+        laid = torch.cat([self.values[..., :0], *(block.flatten(-3) for block in blocks)], -1)
         return replace(self, values=laid.index_select(-1, self.upsets.entries))
 
     def _halve_diagonal(self) -> Self:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import torch
 from scipy.fft import next_fast_len
 from torch import Tensor
-from torch.fft import irfft, rfft
 
 from natgrad.groups import check
-from natgrad.groups.base import Algebra, Structure, add_to_diagonal
+from natgrad.groups.base import Algebra, Structure, add_to_first
 from natgrad.groups.conjugate import ConjugateMatrix, Reversal
+from natgrad.groups.fourier import irfft, rfft
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,11 +39,11 @@ class Toeplitz(Structure):
     def _identity(
         self, p: int, batch: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> ToeplitzMatrix | ConjugateMatrix:
-        p = check.count(p, "p", least=1)
+        p = check.count(p, "p")
         if self.upper:
             lower = Toeplitz().identity(p, dtype=dtype, device=device, batch=batch)
             return ConjugateMatrix(self, lower, Reversal())
-        return ToeplitzMatrix(self, torch.eye(1, p, dtype=dtype, device=device)[0].repeat(*batch, 1))
+        return ToeplitzMatrix(self, torch.eye(p, 1, dtype=dtype, device=device)[:, 0].repeat(*batch, 1))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,10 +59,10 @@ class ToeplitzMatrix(Algebra):
         return self.t[..., (i[:, None] - i).clamp(min=0)].tril()
 
     def shift(self, c: float | Tensor) -> Self:
-        return self.map(lambda t: add_to_diagonal(t.unsqueeze(-2), c).squeeze(-2))
+        return self.map(lambda t: add_to_first(t, c))
 
     def logdet(self) -> Tensor:
-        return self.t.shape[-1] * self.t[..., 0].abs().log()
+        return self.t.shape[-1] * self.t[..., :1].abs().log().sum(-1)
 
     def _matmul(self, other: Self) -> Self:
         return self.map(multiply, other)
