@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from natgrad.groups import check
 from natgrad.groups.base import Element, Product
 
 AnyElement = TypeVar("AnyElement", bound=Element)
@@ -22,7 +23,7 @@ AnyElement = TypeVar("AnyElement", bound=Element)
 
 def step_mean(mu: Tensor, B: Element, g: Tensor, beta: float) -> Tensor:
     """mu - beta S^-1 g."""
-    if not torch.isfinite(g).all():
+    if not check.all_finite(g):
         raise ValueError("the gradient holds NaN or infinity; mu and B are unchanged")
     return mu - beta * B.covariance(g)
 

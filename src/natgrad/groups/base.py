@@ -202,7 +202,7 @@ class Element(Stored):
     def retract(self, M: Tangent) -> Self:
         """B h(M), in the group for every M of the tangent space."""
         check.tangent(self, M)
-        return self._matmul(M.h())  # pyright: ignore[reportArgumentType]  # checked just above
+        return self._retract(M)  # pyright: ignore[reportArgumentType]  # checked just above
 
     @abstractmethod
     def logdet(self) -> Tensor:
@@ -220,13 +220,16 @@ class Element(Stored):
     @abstractmethod
     def _project(self, U: Tensor, V: Tensor) -> Tangent: ...
 
+    @abstractmethod
+    def _retract(self, M: Any) -> Self: ...
+
     def _pull(self, hvp: Hessian, diagonal: Tensor | None) -> Tangent:
         """The general way, p products: X = B^-1 H B^-T is the sum of (X e_i) e_i^T. Groups with a better one override."""
         p = self.shape[-1]
         width = max(1, CHUNK // max(1, p * math.prod(self.batch)))
         total: Tangent | None = None
         for start in range(0, max(p, 1), width):
-            E = columns_of_identity(p, start, min(start + width, p), self)  # (*batch, p, r)
+            E = unit_vectors(torch.arange(start, min(start + width, p)), self)
             X = self._solve(hvp(self._solve(E, True)), False)
             part = self._project(X, E)
             total = part if total is None else total + part
@@ -249,12 +252,17 @@ class Algebra(Element, Tangent):
         """h(M) = I + M + M^2 / 2."""
         return (self + self._matmul(self) * 0.5).shift(1.0)
 
+    def _retract(self, M: Self) -> Self:
+        """B h(M) = B + C + C M / 2 with C = B M."""
+        C = self._matmul(M)
+        return self.map(lambda b, c, cm: (b + c).add_(cm, alpha=0.5), C, C._matmul(M))
 
-def columns_of_identity(p: int, start: int, stop: int, like: Stored) -> Tensor:
-    """e_start .. e_(stop-1) as a block (*batch, p, stop - start)."""
-    E = torch.zeros(p, stop - start, dtype=like.dtype, device=like.device)
-    E[start:stop] = torch.eye(stop - start, dtype=like.dtype, device=like.device)
-    return E.expand(*like.batch, p, stop - start)
+
+def unit_vectors(indices: Tensor, like: Stored) -> Tensor:
+    """The block of e_i for the given i, (*batch, p, r)."""
+    E = torch.zeros(like.shape[-1], len(indices), dtype=like.dtype, device=like.device)
+    E[indices, torch.arange(len(indices))] = 1.0
+    return E.expand(*like.batch, *E.shape)
 
 
 def beside(c: float | Tensor, t: Tensor) -> float | Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from natgrad.groups import check
-from natgrad.groups.base import Algebra, Element, Structure, add_to_diagonal, beside, columns_of_identity, symmetric
+from natgrad.groups.base import Algebra, Element, Structure, add_to_diagonal, beside, symmetric, unit_vectors
 from natgrad.groups.conjugate import ConjugateMatrix, Reversal
 
 if TYPE_CHECKING:
@@ -128,50 +128,56 @@ class LowerMatrix(Algebra):
         pivots = [A.diagonal(dim1=-2, dim2=-1), self.diag, G.diagonal(dim1=-2, dim2=-1)]
         return torch.cat(pivots, -1).abs().log().sum(-1)
 
+    # The methods below write into tensors they have just made: at p = 1e6 each further pass costs as much as the work.
+
     def _matmul(self, other: Self) -> Self:
         k1, n, k2 = self.sizes
         A2, C2, E2 = other.left.split([k1, n, k2], -1)  # transposed, as all of `left`
         F, G = self.bottom.split([n, k2], -1)
-        A, C, E = self.left.split([k1, n, k2], -1)
-        F2, G2 = other.bottom.split([n, k2], -1)
-        left = [A2 @ A, torch.addcmul(A2 @ C, C2, self.diag.unsqueeze(-2)), A2 @ E + C2 @ F.mT + E2 @ G.mT]
-        bottom = [torch.addcmul(G @ F2, F, other.diag.unsqueeze(-2)), G @ G2]
-        return replace(self, left=torch.cat(left, -1), diag=self.diag * other.diag, bottom=torch.cat(bottom, -1))
+        left = A2 @ self.left  # [A; C; E] A2
+        left[..., k1 : k1 + n].addcmul_(C2, self.diag.unsqueeze(-2))  # + D C2
+        left[..., k1 + n :] += C2 @ F.mT + E2 @ G.mT
+        bottom = G @ other.bottom  # G [F2 G2]
+        bottom[..., :n].addcmul_(F, other.diag.unsqueeze(-2))  # + F D2
+        return replace(self, left=left, diag=self.diag * other.diag, bottom=bottom)
 
     def _apply(self, x: Tensor, transpose: bool) -> Tensor:
         k1, n, k2 = self.sizes
         xA, xD, xG = x.split([k1, n, k2], -2)
         D = self.diag.unsqueeze(-1)
         if transpose:
-            y = self.bottom.mT @ xG  # [F^T; G^T] xG
-            return torch.cat([self.left @ x, torch.addcmul(y[..., :n, :], D, xD), y[..., n:, :]], -2)
-        y = self.left.mT @ xA  # [A; C; E] xA
-        yA, yD, yG = y.split([k1, n, k2], -2)
-        return torch.cat([yA, torch.addcmul(yD, D, xD), yG + self.bottom @ x[..., k1:, :]], -2)
+            y = torch.cat([self.left @ x, self.bottom.mT @ xG], -2)
+        else:
+            y = self.left.mT @ xA
+            y[..., k1 + n :, :] += self.bottom @ x[..., k1:, :]
+        y[..., k1 : k1 + n, :].addcmul_(D, xD)
+        return y
 
     def _solve(self, x: Tensor, transpose: bool) -> Tensor:
         k1, n, k2 = self.sizes
         xA, xD, xG = x.split([k1, n, k2], -2)
-        D = self.diag.unsqueeze(-1)
         A, G = self._corners
-        F = self.bottom[..., :n]
-        CE = self.left[..., k1:]  # [C; E]^T
+        C, E = self.left[..., k1 : k1 + n], self.left[..., k1 + n :]  # transposed
+        F, D = self.bottom[..., :n], self.diag.unsqueeze(-1)
+        y = torch.empty_like(x)
+        yA, yD, yG = y.split([k1, n, k2], -2)
         if transpose:
-            yG = torch.linalg.lu_solve(*G, xG, adjoint=True)
-            yD = (xD - F.mT @ yG) / D
-            yA = torch.linalg.lu_solve(*A, xA - CE @ torch.cat([yD, yG], -2), adjoint=True)
+            yG.copy_(torch.linalg.lu_solve(*G, xG, adjoint=True))
+            torch.div(_minus(xD, F.mT, yG), D, out=yD)
+            yA.copy_(torch.linalg.lu_solve(*A, _minus(_minus(xA, C, yD), E, yG), adjoint=True))
         else:
-            yA = torch.linalg.lu_solve(*A, xA)
-            rest = CE.mT @ yA
-            yD = (xD - rest[..., :n, :]) / D
-            yG = torch.linalg.lu_solve(*G, xG - rest[..., n:, :] - F @ yD)
-        return torch.cat([yA, yD, yG], -2)
+            yA.copy_(torch.linalg.lu_solve(*A, xA))
+            torch.div(_minus(xD, C.mT, yA), D, out=yD)
+            yG.copy_(torch.linalg.lu_solve(*G, _minus(_minus(xG, E.mT, yA), F, yD)))
+        return y
 
     def _project(self, U: Tensor, V: Tensor) -> Self:
         k1, n, k2 = self.sizes
         UA, UD, UG = U.split([k1, n, k2], -2)
         VA, VD, VG = V.split([k1, n, k2], -2)
-        return self._tangent(UA @ V.mT + VA @ U.mT, (UD * VD).sum(-1), UG @ V.mT + VG @ U.mT)
+        first = UA @ V.mT + VA @ U.mT
+        last = UG @ V[..., k1:, :].mT + VG @ U[..., k1:, :].mT
+        return self._tangent(first, (UD * VD).sum(-1), last)
 
     def _pull(self, hvp: Hessian, diagonal: Tensor | None) -> Algebra:
         """Exact from the k1 + k2 columns of X = B^-1 H B^-T at the border, and diag(H).
@@ -182,22 +188,27 @@ class LowerMatrix(Algebra):
         k1, n, k2 = self.sizes
         if diagonal is None:
             return super()._pull(hvp, None)  # pyright: ignore[reportReturnType]
-        p = k1 + n + k2
-        first, last = columns_of_identity(p, 0, k1, self), columns_of_identity(p, p - k2, p, self)
-        HW = hvp(self._solve(torch.cat([first, last], -1), True))
-        X = self._solve(HW, False).mT  # (*batch, k1 + k2, p): the first k1 and last k2 rows of X
-        XA = X[..., :k1, :k1]  # W^T H W
-        C = self.left[..., k1 : k1 + n].mT  # (*batch, n, k1)
-        HWD = HW[..., k1 : k1 + n, :k1]
-        diag = (diagonal[..., k1 : k1 + n] + (C * (C @ XA - 2 * HWD)).sum(-1)) / self.diag**2
-        return self._tangent(2 * X[..., :k1, :], diag, 2 * X[..., k1:, :])
+        border = torch.cat([torch.arange(k1), torch.arange(k1 + n, k1 + n + k2)])
+        HW = hvp(self._solve(unit_vectors(border, self), True))
+        X = self._solve(HW, False).mT.contiguous()  # (*batch, k1 + k2, p): the first k1 and last k2 rows of X
+        C = self.left[..., k1 : k1 + n]  # (*batch, k1, n)
+        along = X[..., :k1, :k1] @ C  # (W^T H W) C_i, for each i
+        along.sub_(HW[..., k1 : k1 + n, :k1].mT, alpha=2).mul_(C)
+        diag = (diagonal[..., k1 : k1 + n] + along.sum(-2)) / self.diag**2
+        X.mul_(2)
+        return self._tangent(X[..., :k1, :], diag, X[..., k1:, k1:])
 
     def _tangent(self, first: Tensor, diag: Tensor, last: Tensor) -> Self:
-        """P(X) from twice the first k1 and last k2 rows of X, and its diagonal between them."""
+        """P(X) from twice its first k1 rows, its diagonal, and twice [F G] of its last k2 rows, which it takes over."""
         k1, n, _ = self.sizes
-        left = torch.cat([symmetric(first[..., :k1]) / 2, first[..., k1:]], -1)
-        bottom = torch.cat([last[..., k1 : k1 + n], symmetric(last[..., k1 + n :]) / 2], -1)
-        return replace(self, left=left, diag=diag, bottom=bottom)
+        first[..., :k1] = symmetric(first[..., :k1]) / 2
+        last[..., n:] = symmetric(last[..., n:]) / 2
+        return replace(self, left=first, diag=diag, bottom=last)
+
+
+def _minus(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """x - a b, where a b may be a sum of nothing."""
+    return x - a @ b if a.shape[-1] else x
 
 
 def precision_as_low_rank(B: Element) -> tuple[Tensor, Tensor]:
@@ -229,7 +240,7 @@ def covariance_as_low_rank(B: Element) -> tuple[Tensor, Tensor]:
             "covariance(x) for products with S^-1, or precision_as_low_rank where only the other border is dense"
         )
     d = torch.nn.functional.pad(lower.diag**-2, (0, k2))
-    U = lower.solve(columns_of_identity(n + k2, n, n + k2, lower), transpose=True)
+    U = lower.solve(unit_vectors(torch.arange(n, n + k2), lower), transpose=True)
     return rotate(d.unsqueeze(-1)).squeeze(-1), rotate(U)
 
 

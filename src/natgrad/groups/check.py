@@ -52,6 +52,11 @@ def placed(owner: Stored, x: object, what: str) -> Tensor:
     return x
 
 
+def all_finite(x: Tensor) -> bool:
+    """No NaN and no infinity. One sum tells, unless it overflows; only then is every number looked at."""
+    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+
+
 def vectors(owner: Element, x: object, what: str) -> tuple[Tensor, bool]:
     """x as a block of vectors (*batch, p, r), and whether it was one vector."""
     what = f"{owner.structure}.{what}"
@@ -72,7 +77,7 @@ def diagonal(owner: Element, d: object) -> Tensor:
     d = placed(owner, d, f"{owner.structure}.pull, as diagonal,")
     if d.shape != owner.shape[:-1]:
         raise ValueError(f"pull: diagonal must hold diag(H), {shape(owner.shape[:-1])}, got {shape(d.shape)}")
-    if not torch.isfinite(d).all():
+    if not all_finite(d):
         raise ValueError("pull: diagonal holds NaN or infinity; the element is unchanged")
     return d
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
+
+from natgrad.groups import check
 
 
 class Hessian:
@@ -37,6 +38,6 @@ class Hessian:
                 "blocks of vectors, one in each column (torch.func.vmap with in_dims=-1, out_dims=-1 makes one of "
                 "a function of single vectors)"
             )
-        if not torch.isfinite(HV).all():
+        if not check.all_finite(HV):
             raise ValueError("hvp returned NaN or infinity; the element it was meant for is unchanged")
         return HV

@@ -79,6 +79,9 @@ class KroneckerMatrix(Element):
         right = self.right._project(self._rows(U), self._rows(V)) / max(m, 1)
         return KroneckerTangent(self.structure, left.shift(-scale), right.shift(-scale))
 
+    def _retract(self, M: KroneckerTangent) -> Self:
+        return replace(self, left=self.left._retract(M.left), right=self.right._retract(M.right))
+
     def _sides(self, x: Tensor, left: Callable[[Tensor], Tensor], right: Callable[[Tensor], Tensor]) -> Tensor:
         """left(W) right^T for each of the r matrices W that x holds."""
         *batch, _, r = x.shape
