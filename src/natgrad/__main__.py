@@ -1,0 +1,3 @@
+from natgrad.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,242 @@
+"""`natgrad bench groups`: what the operations of the structures cost, from p = 1e3 to 1e6."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import natgrad as ng
+from natgrad.experiments.structures import chain
+from natgrad.groups.base import Size, Structure
+from natgrad.plots import pyplot
+
+OPERATIONS = ["apply", "solve", "product", "pull", "retract"]
+BLOCKS = [("Lower(k)", lambda k: ng.Lower(k)), ("Upper(k)", lambda k: ng.Upper(k)), ("Lower(k, k)", lambda k: ng.Lower(k, k))]
+OTHERS: list[tuple[str, Callable[[int], Structure], Callable[[int], Size], int]] = [  # with the largest p
+    ("Diagonal()", lambda p: ng.Diagonal(), int, 10**6),
+    ("BlockDiagonal(8)", lambda p: ng.BlockDiagonal(8), int, 10**6),
+    ("Toeplitz()", lambda p: ng.Toeplitz(), int, 10**6),
+    ("Circulant()", lambda p: ng.Circulant(), int, 10**6),
+    ("SparseCholesky(chain)", lambda p: ng.SparseCholesky(chain(p)), int, 10**6),
+    ("Kronecker(Lower(5), Lower(5))", lambda p: ng.Kronecker(ng.Lower(5), ng.Lower(5)), lambda p: split(p), 10**6),
+]
+FEW_PRODUCTS = ("Lower", "Upper", "Diagonal", "SparseCholesky")  # the others' pull asks for p products
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder for groups.json and .png")
+    parser.add_argument("--largest", type=int, default=10**6, help="largest p (default 1000000)")
+    parser.add_argument("--repeats", type=int, default=15, help="timings of each operation, the median of which counts")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.largest < 8000:
+        raise ValueError(f"--largest must be at least 8000 for exponents to mean anything, got {arguments.largest}")
+    sizes = [p for p in (1_000, 4_000, 16_000, 64_000, 256_000, 1_000_000) if p <= arguments.largest]
+    bandwidth = copy_bandwidth()
+    print(f"copy of 512 MiB: {bandwidth / 1e9:.1f} GB/s\n")
+    rows: list[dict[str, Any]] = []
+    for name, k, make, size, largest in cases():
+        for p in sizes:
+            if p <= largest:
+                rows += measure(name, k, make(p), size(p), p, arguments.repeats, bandwidth)
+                report(rows[-len(OPERATIONS) :])
+    result = {
+        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "dtype": "float64",
+        "copy_bytes_per_second": bandwidth,
+        "exponents": exponents(rows),
+        "rows": rows,
+    }
+    print_exponents(result["exponents"])
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "groups.json").write_text(json.dumps(result, indent=1) + "\n")
+    plot(rows, arguments.out / "groups.png")
+    print(f"\nwrote {arguments.out / 'groups.json'} and {arguments.out / 'groups.png'}")
+    return 0
+
+
+def cases() -> list[tuple[str, int | None, Callable[[int], Structure], Callable[[int], Size], int]]:
+    listed: list[Any] = []
+    for name, make in BLOCKS:
+        listed += [(name, k, lambda p, make=make, k=k: make(k), int, 10**6) for k in (0, 1, 5, 20)]
+    return listed + [(name, None, make, size, largest) for name, make, size, largest in OTHERS]
+
+
+def split(p: int) -> tuple[int, int]:
+    """Two sizes with product p, about equal."""
+    m = next(m for m in range(int(p**0.5), 0, -1) if p % m == 0)
+    return m, p // m
+
+
+def tridiagonal(p: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """A Hessian that costs little beside the operations measured: its product, and its diagonal."""
+    diagonal = torch.linspace(2.5, 3.5, p, dtype=torch.float64)
+
+    def product(V: Tensor) -> Tensor:
+        HV = diagonal[:, None] * V
+        HV[1:] += V[:-1]
+        HV[:-1] += V[1:]
+        return HV
+
+    return product, diagonal
+
+
+def measure(
+    name: str, k: int | None, structure: Structure, size: Size, p: int, repeats: int, bandwidth: float
+) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    one = structure.identity(size, dtype=torch.float64)
+    U, V = (torch.randn(p, 2, dtype=torch.float64) / p**0.5 for _ in range(2))
+    M = one.project(U, V)
+    B = one.retract(M)
+    x = torch.randn(p, dtype=torch.float64)
+    hvp, diagonal = tridiagonal(p)
+    operations: dict[str, Callable[[], Any]] = {
+        "apply": lambda: B.apply(x),
+        "solve": lambda: B.solve(x),
+        "product": lambda: B @ B,
+        "pull": lambda: B.pull(hvp, diagonal),
+        "retract": lambda: B.retract(M),
+    }
+    numbers = sum(t.numel() for t in B.tensors())
+    rows = []
+    for operation in OPERATIONS:
+        row: dict[str, Any] = {"structure": name, "k": k, "p": p, "numbers": numbers, "operation": operation}
+        if operation != "pull" or name.startswith(FEW_PRODUCTS):
+            row["seconds"] = seconds(operations[operation], repeats)
+            row["peak_bytes"] = peak_bytes(operations[operation])
+            if operation in ("apply", "solve"):  # read B and x once, write the result once
+                row["bandwidth_share"] = 8 * (numbers + 2 * p) / row["seconds"] / bandwidth
+        rows.append(row)
+    return rows
+
+
+def seconds(operation: Callable[[], Any], repeats: int) -> float:
+    """The median of several timings, after a warm-up."""
+    operation()
+    timings = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        operation()
+        timings.append(time.perf_counter() - start)
+        if sum(timings) > 10:
+            break
+    return float(np.median(timings))
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second, read and written, of a copy that no cache holds."""
+    source = torch.ones(2**26, dtype=torch.float64)
+    target = torch.zeros_like(source)
+    return 2 * 8 * source.numel() / seconds(lambda: target.copy_(source), 15)
+
+
+def peak_bytes(operation: Callable[[], Any]) -> int | None:
+    """How far the process's memory rises during the operation, its result counted in. None where Linux is not."""
+    try:
+        gc.collect()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+        before = resident("VmRSS")
+        operation()
+        return max(0, resident("VmHWM") - before)
+    except OSError:
+        return None
+
+
+def resident(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(field)).split()[1])
+
+
+def exponents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Slopes of log time over log p for p >= 16,000, where overhead no longer counts, and over log k at the largest p."""
+    found: list[dict[str, Any]] = []
+    timed = [row for row in rows if "seconds" in row]
+    largest = max(row["p"] for row in timed)
+    names = dict.fromkeys((row["structure"], row["k"]) for row in timed)
+    for name, k in names:
+        for operation in OPERATIONS:
+            mine = [r for r in timed if (r["structure"], r["k"], r["operation"]) == (name, k, operation)]
+            points = [(r["p"], r["seconds"]) for r in mine if r["p"] >= 16_000] or [(r["p"], r["seconds"]) for r in mine]
+            if len(points) > 1:
+                slope = np.polyfit(*np.log(np.array(points)).T, 1)[0]
+                found.append({"structure": name, "k": k, "operation": operation, "in": "p", "exponent": float(slope)})
+    for name in dict.fromkeys(row["structure"] for row in timed if row["k"] is not None):
+        for operation in OPERATIONS:
+            mine = [r for r in timed if (r["structure"], r["operation"], r["p"]) == (name, operation, largest)]
+            points = np.array([(r["k"], r["seconds"]) for r in mine if r["k"]])
+            slope = np.polyfit(*np.log(points).T, 1)[0]
+            found.append({"structure": name, "k": None, "operation": operation, "in": "k", "exponent": float(slope)})
+    return found
+
+
+def report(rows: list[dict[str, Any]]) -> None:
+    first = rows[0]
+    label = first["structure"] if first["k"] is None else f"{first['structure']}, k={first['k']}"
+    cells = []
+    for row in rows:
+        if "seconds" in row:
+            share = f" ({row['bandwidth_share']:.0%})" if "bandwidth_share" in row else ""
+            cells.append(f"{row['operation']} {1e3 * row['seconds']:.3f} ms{share}")
+    memory = max((row.get("peak_bytes") or 0 for row in rows), default=0)
+    print(f"{label:30} p={first['p']:<8} {', '.join(cells)}; at most {memory / 2**20:.0f} MiB", flush=True)
+
+
+def print_exponents(found: list[dict[str, Any]]) -> None:
+    for variable in ("p", "k"):
+        print(f"\nexponent in {variable:21} " + " ".join(f"{operation:>8}" for operation in OPERATIONS))
+        chosen = [e for e in found if e["in"] == variable]
+        for name, k in dict.fromkeys((e["structure"], e["k"]) for e in chosen):
+            mine = {e["operation"]: e["exponent"] for e in chosen if (e["structure"], e["k"]) == (name, k)}
+            label = name if k is None else f"{name}, k={k}"
+            print(f"{label:33} " + " ".join(f"{mine[o]:8.2f}" if o in mine else " " * 8 for o in OPERATIONS))
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    plt = pyplot()
+    from matplotlib.lines import Line2D
+
+    names = list(dict.fromkeys((row["structure"], row["k"]) for row in rows if row["structure"] != "Upper(k)"))
+    figure, axes = plt.subplots(1, len(OPERATIONS), figsize=(13.5, 3.6), sharey=True)
+    marks = {0: "o", 1: "s", 5: "^", 20: "D", None: "."}
+    colors = dict(zip(dict.fromkeys(name for name, _ in names), plt.get_cmap("tab10").colors, strict=False))
+    for axis, operation in zip(axes, OPERATIONS, strict=True):
+        for name, k in names:
+            mine = [r for r in rows if (r["structure"], r["k"], r["operation"]) == (name, k, operation) and "seconds" in r]
+            if mine:
+                axis.loglog(
+                    [r["p"] for r in mine],
+                    [1e3 * r["seconds"] for r in mine],
+                    color=colors[name],
+                    marker=marks[k],
+                    markersize=3.5,
+                    linewidth=1.1,
+                )
+        p = np.array([1e4, 1e6])
+        axis.loglog(p, 3e-3 * p / p[0], color="black", linestyle=":", linewidth=1)
+        axis.set_title(operation)
+        axis.set_xlabel("p")
+    axes[0].set_ylabel("milliseconds")
+    handles = [Line2D([], [], color=color, label=name) for name, color in colors.items()]
+    handles += [Line2D([], [], color="grey", marker=marks[k], linestyle="", markersize=4, label=f"k = {k}") for k in (0, 1, 5, 20)]
+    handles.append(Line2D([], [], color="black", linestyle=":", label="linear in p"))
+    figure.legend(handles=handles, loc="lower center", ncols=6, bbox_to_anchor=(0.5, -0.17), fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)

@@ -1,0 +1,34 @@
+"""The command `natgrad`: each subcommand is a module with `describe(parser)` and `run(arguments)`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import natgrad
+
+COMMANDS = {
+    "structures": ("natgrad.experiments.structures", "draw every structure and print what each one costs"),
+    "bench": ("natgrad.benchmarks", "measure natgrad on this machine"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="natgrad", description=natgrad.__doc__)
+    parser.add_argument("--version", action="version", version=f"natgrad {natgrad.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    modules = {}
+    for name, (module, summary) in COMMANDS.items():
+        modules[name] = import_module(module)
+        modules[name].describe(commands.add_parser(name, help=summary, description=summary))
+    arguments = parser.parse_args(argv)
+    try:
+        return modules[arguments.command].run(arguments)
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        print(f"natgrad {arguments.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
