@@ -103,7 +103,8 @@ def table(p: int) -> list[dict[str, Any]]:
 def hessian(pattern: csr_array) -> Tensor:
     """A diagonally dominant matrix with the pattern, as a sparse tensor."""
     H = csr_array(3 * eye_array(pattern.shape[0]) + pattern).tocoo()
-    return torch.sparse_coo_tensor(np.stack([H.row, H.col]), H.data.astype(np.float32), H.shape).coalesce()
+    places, values = np.stack([H.row, H.col]), H.data.astype(np.float32)
+    return torch.sparse_coo_tensor(places, values, H.shape, check_invariants=True).coalesce()
 
 
 def draw(folder: Path, p: int = 16) -> Path:

@@ -190,7 +190,7 @@ class SparseMatrix(Algebra):
         X = torch.zeros_like(W)
         for chain, own in self.upsets.tables():
             ZW = _gather(Z, own).mT @ _gather(W, own)  # (*batch, n, R, R)
-            X = X.index_add(-1, chain.flatten(), (ZW + ZW.mT).flatten(-3))
+            X = X.index_add(-1, chain.flatten().long(), (ZW + ZW.mT).flatten(-3))
         return self.map(lambda _: 2 * X[..., : self.upsets.size])._halve_diagonal()
 
     def _gatherable(self) -> Tensor:

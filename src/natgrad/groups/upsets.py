@@ -22,7 +22,7 @@ from torch import Tensor
 
 from natgrad.groups.base import CHUNK
 
-KEEP = 2**21  # gather tables up to this many entries are kept, larger ones made anew in every use
+KEEP = 2**24  # gather tables up to this many entries are kept, larger ones made anew in every use
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class UpSets:
 
     def __init__(self, starts: np.ndarray, rows: np.ndarray, order: np.ndarray, device: torch.device):
         self.p, self.size, self.device = len(order), len(rows), device
+        # half the memory and twice the speed for gathers; index_add is fast with 64 bits only
+        self.index = torch.int32 if self.size + 2 < 2**31 else torch.int64
         self._starts, self._rows = starts, rows
         length = np.diff(starts)  # |up(j)|
         self._is_tree = _is_tree(starts, rows)
@@ -46,12 +48,12 @@ class UpSets:
         self._last = np.append(first[1:], self.p)[: len(first)] - 1  # of each supernode
         self._own = self._last - first + 1
         self._buckets = _buckets(length[self._last], self._own)
-        self.diagonal = self._to(starts[1:] - 1)  # where B_jj stands
-        self.row = self._to(order[rows])  # the coordinates of each entry
-        self.column = self._to(order[np.repeat(np.arange(self.p), length)])
+        self.diagonal = self._to(starts[1:] - 1).long()  # where B_jj stands
+        self.row = self._to(order[rows]).long()  # the coordinates of each entry
+        self.column = self._to(order[np.repeat(np.arange(self.p), length)]).long()
 
     def _to(self, array: np.ndarray) -> Tensor:
-        return torch.tensor(array, dtype=torch.int64, device=self.device)
+        return torch.tensor(array, dtype=self.index, device=self.device)
 
     @cached_property
     def _kept(self) -> list[tuple[Tensor, Tensor]] | None:
@@ -74,31 +76,34 @@ class UpSets:
     def _table(self, bucket: Bucket, start: int, stop: int) -> tuple[Tensor, Tensor]:
         chosen = bucket.supernode[start:stop]
         R, S, last = bucket.R, bucket.S, self._last[chosen]
-        ends = self._starts[last + 1]  # up-sets end there; padding in front of them
-        slot = ends[:, None] - np.arange(R, 0, -1)
-        padding = slot < self._starts[last][:, None]
-        place = self._to(np.where(padding, 0, self._rows[np.maximum(slot, 0)]))  # (n, R)
-        pad = torch.tensor(padding, device=self.device)
-        starts = self._to(self._starts)
-        pads = pad.sum(-1)[:, None, None]
-        m = torch.arange(R, device=self.device)
-        if self._is_tree:  # the path's places above place c are the first c of column c
-            chain = starts[place][:, :, None] + (m - pads)
-            inside = m <= m[:, None]
+        slot = self._starts[last + 1][:, None] - np.arange(R, 0, -1)  # up-sets end there; padding in front of them
+        real = slot >= self._starts[last][:, None]
+        place = self._to(np.where(real, self._rows[np.maximum(slot, 0)], 0))  # (n, R)
+        is_real = torch.tensor(real, device=self.device)
+        m = torch.arange(R, dtype=self.index, device=self.device)
+        if self._is_tree:  # what is above a place of the path is the path up to it
+            pads = R - is_real.sum(-1, keepdim=True, dtype=self.index)
+            chain = self._first_entry[place][:, :, None] + (m - pads)[:, None, :]
+            inside = (m <= m[:, None]) & is_real[:, None, :]
         else:
             keys = self._keys
-            wanted = place[:, :, None] * self.p + place[:, None, :]
-            chain = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
-            inside = keys[chain] == wanted
-        inside = inside & ~pad[:, :, None] & ~pad[:, None, :]
+            wanted = place[:, :, None].long() * self.p + place[:, None, :]
+            found = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
+            inside = (keys[found] == wanted) & is_real[:, :, None] & is_real[:, None, :]
+            chain = found.to(self.index)
         chain = torch.where(inside, chain, self.size)
-        chain = torch.where(pad[:, :, None] & torch.eye(R, dtype=torch.bool, device=self.device), self.size + 1, chain)
+        chain.diagonal(dim1=1, dim2=2).masked_fill_(~is_real, self.size + 1)
         foreign = m[R - S :] < R - self._to(self._own[chosen])[:, None]  # (n, S): columns of another supernode
         return chain, torch.where(foreign[:, :, None], self.size, chain[:, R - S :])
 
     @cached_property
+    def _first_entry(self) -> Tensor:
+        return self._to(self._starts)
+
+    @cached_property
     def _keys(self) -> Tensor:
-        return self._to(np.repeat(np.arange(self.p), np.diff(self._starts)) * self.p + self._rows)
+        keys = np.repeat(np.arange(self.p), np.diff(self._starts)) * self.p + self._rows
+        return torch.tensor(keys, device=self.device)
 
     @cached_property
     def entries(self) -> Tensor:

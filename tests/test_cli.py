@@ -1,0 +1,52 @@
+"""The command as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from natgrad.cli import main
+
+
+def test_structures_draws_and_lists(tmp_path, capsys):
+    assert main(["structures", "--out", str(tmp_path), "--p", "64"]) == 0
+    out = capsys.readouterr().out
+    assert "SparseCholesky(chain)" in out
+    assert "Kronecker" in out
+    assert (tmp_path / "structures.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_structures_as_json(tmp_path, capsys):
+    assert main(["structures", "--out", str(tmp_path), "--json"]) == 0
+    rows = {row["structure"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["Dense()"]["numbers"] == 1024**2
+    assert rows["Lower(2)"]["numbers"] == 2 * 1024 + 1022
+    assert rows["Lower(2)"]["pull"] == 2
+
+
+def test_bench_groups_writes_its_results(tmp_path, capsys):
+    assert main(["bench", "groups", "--out", str(tmp_path), "--largest", "16000", "--repeats", "1"]) == 0
+    result = json.loads((tmp_path / "groups.json").read_text())
+    assert {row["operation"] for row in result["rows"]} == {"apply", "solve", "product", "pull", "retract"}
+    assert {e["in"] for e in result["exponents"]} == {"p", "k"}
+    assert (tmp_path / "groups.png").exists()
+    assert "exponent in k" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["structures", "--p", "15"], ["bench", "groups", "--largest", "10"]])
+def test_bad_arguments_are_one_line(arguments, capsys):
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"natgrad {arguments[0]}: --")
+    assert error.count("\n") == 1
+
+
+def test_module_and_version():
+    result = subprocess.run([sys.executable, "-m", "natgrad", "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("natgrad 0.")
+    result = subprocess.run([sys.executable, "-m", "natgrad"], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "structures" in result.stderr
