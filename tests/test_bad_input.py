@@ -43,7 +43,7 @@ DESCRIPTIONS = {
     "got float64 of shape (3,)": lambda: ng.Conjugate(ng.Lower(1), np.arange(3.0)),
     "expected a structure first": lambda: ng.Conjugate(np.arange(3), ng.Lower(1)),
     "is of size 3, got p=4": lambda: ng.Conjugate(ng.Lower(1), [2, 1, 0]).identity(4),
-    "conjugate its two sides": lambda: ng.Conjugate(ng.Kronecker(ng.Dense(), ng.Dense()), [1, 0]).identity(2),
+    "conjugate its sides": lambda: ng.Conjugate(ng.Kronecker(ng.Dense(), ng.Dense()), [1, 0]),
     "expected two structures": lambda: ng.Kronecker(ng.Dense(), 3),
     "needs both sizes, as identity((m, n))": lambda: ng.Kronecker(ng.Dense(), ng.Dense()).identity(6),
     "hessian must be square, p x p, got shape (2, 3)": lambda: ng.SparseCholesky(np.ones((2, 3))),

@@ -165,7 +165,7 @@ def test_the_recursion_goes_to_the_absolute_hessian():
 
 @pytest.mark.parametrize("beta", [0.5, 1.0])
 def test_S_stays_positive_definite_and_bounded_at_a_saddle(beta):
-    """With the truncated h an eigenvalue s against curvature -c rests at s = c / (4/beta - 1): h((beta/2)(x - 1)) = 1."""
+    """The truncated h lets an eigenvalue of S rest at c / (4/beta - 1) against curvature -c: h((beta/2)(x - 1)) = 1."""
     c = 2.0
     s = c / (4 / beta - 1)
     B = from_dense(ng.Dense(), torch.tensor([[s**0.5]], dtype=torch.float64))

@@ -18,12 +18,15 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="natgrad", description=natgrad.__doc__)
     parser.add_argument("--version", action="version", version=f"natgrad {natgrad.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    commands = parser.add_subparsers(dest="command", metavar="command")
     modules = {}
     for name, (module, summary) in COMMANDS.items():
         modules[name] = import_module(module)
         modules[name].describe(commands.add_parser(name, help=summary, description=summary))
     arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.print_help(sys.stderr)
+        return 2
     try:
         return modules[arguments.command].run(arguments)
     except (ValueError, OSError, ModuleNotFoundError) as error:

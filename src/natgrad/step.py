@@ -67,8 +67,8 @@ def curvature_first_step(
 def precision_recursion(S: Tensor, H: Tensor, *, beta: float, gamma: float = 1.0, corrected: bool = True) -> Tensor:
     """The update of S itself, dense, for readers and tests: what the step of B amounts to, up to O(beta^3).
 
-        S <- (1 - beta gamma) S + beta H                            equation (4), may leave the positive definite cone
-        ... + (beta^2 / 2) G S^-1 G,    G = H - gamma S             equation (5), the correction that keeps S in it
+    S <- (1 - beta gamma) S + beta H                            equation (4), may leave the positive definite cone
+    ... + (beta^2 / 2) G S^-1 G,    G = H - gamma S             equation (5), the correction that keeps S in it
     """
     S_next = (1 - beta * gamma) * S + beta * H
     if not corrected:

@@ -23,7 +23,12 @@ from natgrad.groups.base import Size, Structure
 from natgrad.plots import pyplot
 
 OPERATIONS = ["apply", "solve", "product", "pull", "retract"]
-BLOCKS = [("Lower(k)", lambda k: ng.Lower(k)), ("Upper(k)", lambda k: ng.Upper(k)), ("Lower(k, k)", lambda k: ng.Lower(k, k))]
+BLOCKS: list[tuple[str, Callable[[int], Structure]]] = [
+    ("Lower(k)", lambda k: ng.Lower(k)),
+    ("Upper(k)", lambda k: ng.Upper(k)),
+    ("Lower(k, k)", lambda k: ng.Lower(k, k)),
+]
+KS = (0, 1, 5, 20)
 OTHERS: list[tuple[str, Callable[[int], Structure], Callable[[int], Size], int]] = [  # with the largest p
     ("Diagonal()", lambda p: ng.Diagonal(), int, 10**6),
     ("BlockDiagonal(8)", lambda p: ng.BlockDiagonal(8), int, 10**6),
@@ -32,6 +37,7 @@ OTHERS: list[tuple[str, Callable[[int], Structure], Callable[[int], Size], int]]
     ("SparseCholesky(chain)", lambda p: ng.SparseCholesky(chain(p)), int, 10**6),
     ("Kronecker(Lower(5), Lower(5))", lambda p: ng.Kronecker(ng.Lower(5), ng.Lower(5)), lambda p: split(p), 10**6),
 ]
+LARGE = 64_000  # from here on the vectors and factors outgrow the second-level cache
 FEW_PRODUCTS = ("Lower", "Upper", "Diagonal", "SparseCholesky")  # the others' pull asks for p products
 
 
@@ -42,8 +48,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.largest < 8000:
-        raise ValueError(f"--largest must be at least 8000 for exponents to mean anything, got {arguments.largest}")
+    if arguments.largest < 16_000:
+        raise ValueError(f"--largest must be at least 16000, for exponents over three sizes, got {arguments.largest}")
     sizes = [p for p in (1_000, 4_000, 16_000, 64_000, 256_000, 1_000_000) if p <= arguments.largest]
     bandwidth = copy_bandwidth()
     print(f"copy of 512 MiB: {bandwidth / 1e9:.1f} GB/s\n")
@@ -73,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 def cases() -> list[tuple[str, int | None, Callable[[int], Structure], Callable[[int], Size], int]]:
     listed: list[Any] = []
     for name, make in BLOCKS:
-        listed += [(name, k, lambda p, make=make, k=k: make(k), int, 10**6) for k in (0, 1, 5, 20)]
+        listed += [(name, k, lambda p, make=make, k=k: make(k), int, 10**6) for k in KS]
     return listed + [(name, None, make, size, largest) for name, make, size, largest in OTHERS]
 
 
@@ -165,24 +171,31 @@ def resident(field: str) -> int:
 
 
 def exponents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Slopes of log time over log p for p >= 16,000, where overhead no longer counts, and over log k at the largest p."""
-    found: list[dict[str, Any]] = []
+    """Slopes of log time: over log p for all p, and for those that no cache holds; over log k at the largest p."""
     timed = [row for row in rows if "seconds" in row]
     largest = max(row["p"] for row in timed)
-    names = dict.fromkeys((row["structure"], row["k"]) for row in timed)
-    for name, k in names:
+    found: list[dict[str, Any]] = []
+
+    def fit(over: str, at: str, name: str, k: int | None, operation: str, points: list[tuple[int, float]]) -> None:
+        if len(points) > 2:
+            x, y = np.log(np.array(points)).T
+            slope = float(np.polyfit(x, y, 1)[0])
+            found.append({"in": over, "at": at, "structure": name, "k": k, "operation": operation, "exponent": slope})
+
+    def timings(**wanted: Any) -> list[dict[str, Any]]:
+        return [row for row in timed if all(row[key] == value for key, value in wanted.items())]
+
+    for name, k in dict.fromkeys((row["structure"], row["k"]) for row in timed):
         for operation in OPERATIONS:
-            mine = [r for r in timed if (r["structure"], r["k"], r["operation"]) == (name, k, operation)]
-            points = [(r["p"], r["seconds"]) for r in mine if r["p"] >= 16_000] or [(r["p"], r["seconds"]) for r in mine]
-            if len(points) > 1:
-                slope = np.polyfit(*np.log(np.array(points)).T, 1)[0]
-                found.append({"structure": name, "k": k, "operation": operation, "in": "p", "exponent": float(slope)})
-    for name in dict.fromkeys(row["structure"] for row in timed if row["k"] is not None):
+            mine = [(row["p"], row["seconds"]) for row in timings(structure=name, k=k, operation=operation)]
+            fit("p", "all p", name, k, operation, mine)
+            fit("p", f"p >= {LARGE:,}", name, k, operation, [point for point in mine if point[0] >= LARGE])
+    for name, _ in BLOCKS:
         for operation in OPERATIONS:
-            mine = [r for r in timed if (r["structure"], r["operation"], r["p"]) == (name, operation, largest)]
-            points = np.array([(r["k"], r["seconds"]) for r in mine if r["k"]])
-            slope = np.polyfit(*np.log(points).T, 1)[0]
-            found.append({"structure": name, "k": None, "operation": operation, "in": "k", "exponent": float(slope)})
+            mine = timings(structure=name, operation=operation, p=largest)
+            fit(
+                "k", f"p = {largest:,}", name, None, operation, [(row["k"], row["seconds"]) for row in mine if row["k"]]
+            )
     return found
 
 
@@ -199,9 +212,9 @@ def report(rows: list[dict[str, Any]]) -> None:
 
 
 def print_exponents(found: list[dict[str, Any]]) -> None:
-    for variable in ("p", "k"):
-        print(f"\nexponent in {variable:21} " + " ".join(f"{operation:>8}" for operation in OPERATIONS))
-        chosen = [e for e in found if e["in"] == variable]
+    for over, at in dict.fromkeys((e["in"], e["at"]) for e in found):
+        chosen = [e for e in found if (e["in"], e["at"]) == (over, at)]
+        print(f"\n{f'exponent in {over}, {at}':33} " + " ".join(f"{operation:>8}" for operation in OPERATIONS))
         for name, k in dict.fromkeys((e["structure"], e["k"]) for e in chosen):
             mine = {e["operation"]: e["exponent"] for e in chosen if (e["structure"], e["k"]) == (name, k)}
             label = name if k is None else f"{name}, k={k}"
@@ -209,34 +222,31 @@ def print_exponents(found: list[dict[str, Any]]) -> None:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """One panel an operation: milliseconds over p, a colour for each structure, a mark for each k."""
     plt = pyplot()
     from matplotlib.lines import Line2D
 
-    names = list(dict.fromkeys((row["structure"], row["k"]) for row in rows if row["structure"] != "Upper(k)"))
-    figure, axes = plt.subplots(1, len(OPERATIONS), figsize=(13.5, 3.6), sharey=True)
-    marks = {0: "o", 1: "s", 5: "^", 20: "D", None: "."}
+    timed = [
+        row for row in rows if "seconds" in row and row["structure"] != "Upper(k)"
+    ]  # as Lower(k) but for two flips
+    names = list(dict.fromkeys((row["structure"], row["k"]) for row in timed))
     colors = dict(zip(dict.fromkeys(name for name, _ in names), plt.get_cmap("tab10").colors, strict=False))
+    marks = dict(zip((*KS, None), ("o", "s", "^", "D", "."), strict=True))
+    figure, axes = plt.subplots(1, len(OPERATIONS), figsize=(13.5, 3.6), sharey=True)
     for axis, operation in zip(axes, OPERATIONS, strict=True):
         for name, k in names:
-            mine = [r for r in rows if (r["structure"], r["k"], r["operation"]) == (name, k, operation) and "seconds" in r]
-            if mine:
-                axis.loglog(
-                    [r["p"] for r in mine],
-                    [1e3 * r["seconds"] for r in mine],
-                    color=colors[name],
-                    marker=marks[k],
-                    markersize=3.5,
-                    linewidth=1.1,
-                )
-        p = np.array([1e4, 1e6])
-        axis.loglog(p, 3e-3 * p / p[0], color="black", linestyle=":", linewidth=1)
+            mine = [row for row in timed if (row["structure"], row["k"], row["operation"]) == (name, k, operation)]
+            p, ms = [row["p"] for row in mine], [1e3 * row["seconds"] for row in mine]
+            axis.loglog(p, ms, color=colors[name], marker=marks[k], markersize=3.5, linewidth=1.1)
+        axis.loglog([1e4, 1e6], [3e-3, 0.3], color="black", linestyle=":", linewidth=1)
         axis.set_title(operation)
         axis.set_xlabel("p")
     axes[0].set_ylabel("milliseconds")
     handles = [Line2D([], [], color=color, label=name) for name, color in colors.items()]
-    handles += [Line2D([], [], color="grey", marker=marks[k], linestyle="", markersize=4, label=f"k = {k}") for k in (0, 1, 5, 20)]
+    for k in KS:
+        handles.append(Line2D([], [], color="grey", marker=marks[k], linestyle="", markersize=4, label=f"k = {k}"))
     handles.append(Line2D([], [], color="black", linestyle=":", label="linear in p"))
-    figure.legend(handles=handles, loc="lower center", ncols=6, bbox_to_anchor=(0.5, -0.17), fontsize=8)
+    figure.legend(handles=handles, loc="lower center", ncols=7, bbox_to_anchor=(0.5, -0.13), fontsize=8)
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)

@@ -103,7 +103,7 @@ def table(p: int) -> list[dict[str, Any]]:
 def hessian(pattern: csr_array) -> Tensor:
     """A diagonally dominant matrix with the pattern, as a sparse tensor."""
     H = csr_array(3 * eye_array(pattern.shape[0]) + pattern).tocoo()
-    places, values = np.stack([H.row, H.col]), H.data.astype(np.float32)
+    places, values = torch.tensor(np.stack([H.row, H.col])), torch.tensor(H.data, dtype=torch.float32)
     return torch.sparse_coo_tensor(places, values, H.shape, check_invariants=True).coalesce()
 
 

@@ -202,14 +202,14 @@ class Element(Stored):
     def retract(self, M: Tangent) -> Self:
         """B h(M), in the group for every M of the tangent space."""
         check.tangent(self, M)
-        return self._retract(M)  # pyright: ignore[reportArgumentType]  # checked just above
+        return self._retract(M)
 
     @abstractmethod
     def logdet(self) -> Tensor:
         """log |det B|, (*batch)."""
 
     @abstractmethod
-    def _matmul(self, other: Self) -> Self: ...
+    def _matmul(self, other: Any) -> Self: ...
 
     @abstractmethod
     def _apply(self, x: Tensor, transpose: bool) -> Tensor: ...
@@ -224,7 +224,7 @@ class Element(Stored):
     def _retract(self, M: Any) -> Self: ...
 
     def _pull(self, hvp: Hessian, diagonal: Tensor | None) -> Tangent:
-        """The general way, p products: X = B^-1 H B^-T is the sum of (X e_i) e_i^T. Groups with a better one override."""
+        """The general way, by p products: X = B^-1 H B^-T is the sum of (X e_i) e_i^T. Some groups need far fewer."""
         p = self.shape[-1]
         width = max(1, CHUNK // max(1, p * math.prod(self.batch)))
         total: Tangent | None = None

@@ -83,7 +83,7 @@ class Upper(Structure):
     def _identity(self, p: int, batch: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> ConjugateMatrix:
         if check.count(p, "p") < self.k1 + self.k2:
             raise ValueError(f"{self} needs k1 + k2 <= p, got k1 + k2 = {self.k1 + self.k2} and p = {p}")
-        lower = Lower(self.k2, self.k1).identity(p, dtype=dtype, device=device, batch=batch)
+        lower = Lower(self.k2, self.k1)._identity(p, batch, dtype, device)
         return ConjugateMatrix(self, lower, Reversal())
 
 
@@ -230,7 +230,7 @@ def precision_as_low_rank(B: Element) -> tuple[Tensor, Tensor]:
 def covariance_as_low_rank(B: Element) -> tuple[Tensor, Tensor]:
     """S^-1 = diag(d) + U U^T as (d, U), (*batch, p) and (*batch, p, k), for B of Upper(k) or Lower(0, k).
 
-    U is k columns of B^-T: [-A^-T; D^-1 B^T A^-T] in the paper's section 2.2, here with the other sign.
+    U is k columns of B^-T: [-A^-T; D^-1 B^T A^-T] in the paper's section 2.2, up to the sign and order of columns.
     """
     lower, rotate = _as_lower(B)
     k1, n, k2 = lower.sizes

@@ -30,7 +30,9 @@ class Dense(Structure):
     storage = "p^2"
     cost = "p^3"
 
-    def _identity(self, p: int, batch: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> BlockDiagonalMatrix:
+    def _identity(
+        self, p: int, batch: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> BlockDiagonalMatrix:
         p = check.count(p, "p")
         return BlockDiagonalMatrix(self, torch.eye(p, dtype=dtype, device=device).repeat(*batch, 1, 1, 1))
 
@@ -47,7 +49,9 @@ class BlockDiagonal(Structure):
     def __post_init__(self) -> None:
         check.count(self.size, "size", least=1)
 
-    def _identity(self, p: int, batch: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> BlockDiagonalMatrix:
+    def _identity(
+        self, p: int, batch: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> BlockDiagonalMatrix:
         p = check.count(p, "p")
         if p % self.size:
             raise ValueError(f"{self} needs a p that {self.size} divides, got p={p}; choose a size that divides it")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from natgrad.groups.base import Element, Stored, Tangent
+    from natgrad.groups.base import Element, Stored
 
 
 def shape(sizes: Sequence[int]) -> str:

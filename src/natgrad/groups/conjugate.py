@@ -17,6 +17,7 @@ from natgrad.groups import check
 from natgrad.groups.base import Algebra, Structure
 from natgrad.groups.frozen import FrozenArray
 from natgrad.groups.hessian import Hessian
+from natgrad.groups.kronecker import Kronecker
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -86,6 +87,8 @@ class Conjugate(Structure):
     def __init__(self, structure: Structure, by: object):
         if not isinstance(structure, Structure):
             raise ValueError(f"Conjugate expected a structure first, as Lower(2) is, got {structure!r}")
+        if isinstance(structure, Kronecker):
+            raise ValueError(f"Conjugate cannot rotate {structure}, which is no algebra; conjugate its sides instead")
         object.__setattr__(self, "structure", structure)
         object.__setattr__(self, "by", by if isinstance(by, FrozenArray) else FrozenArray(_rotation(by)))
 
@@ -94,8 +97,7 @@ class Conjugate(Structure):
         if check.count(p, "p") != len(by):
             raise ValueError(f"{self} is of size {len(by)}, got p={p}")
         inner = self.structure.identity(p, dtype=dtype, device=device, batch=batch)
-        if not isinstance(inner, Algebra):
-            raise ValueError(f"Conjugate cannot rotate {self.structure}; conjugate its two sides instead")
+        assert isinstance(inner, Algebra)
         if by.ndim == 1:
             order = torch.tensor(by, device=device)
             return ConjugateMatrix(self, inner, Permutation(order, torch.argsort(order)))
@@ -134,7 +136,11 @@ class ConjugateMatrix(Algebra):
 
     def _pull(self, hvp: Hessian, diagonal: Tensor | None) -> Self:
         """The inner pull of Q^T H Q, whose diagonal is known if Q only moves coordinates."""
-        moved = self.by.backward(diagonal.unsqueeze(-1)).squeeze(-1) if diagonal is not None and self.by.moves_only else None
+        moved = (
+            self.by.backward(diagonal.unsqueeze(-1)).squeeze(-1)
+            if diagonal is not None and self.by.moves_only
+            else None
+        )
         rotated = Hessian(lambda V: self.by.backward(hvp(self.by.forward(V))))
         return replace(self, inner=self.inner._pull(rotated, moved))
 

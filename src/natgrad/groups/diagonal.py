@@ -1,6 +1,6 @@
 """The diagonal group.
 
-    B = diag(d)        m = all diagonal matrices
+B = diag(d)        m = all diagonal matrices
 """
 
 from __future__ import annotations

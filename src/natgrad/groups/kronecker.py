@@ -2,9 +2,9 @@
 
     B = L (x) R        B w = L W R^T        S = (L L^T) (x) (R R^T)
 
-The products of elements stay in the group, but sums do not: it is no algebra, and its tangents are a class of their own,
-M = M_L (x) I + I (x) M_R, whose exponential is exp(M_L) (x) exp(M_R). Its h is therefore h(M_L) (x) h(M_R). A scale may
-move between the two sides without any change of M; P shares it equally.
+Products of elements stay in the group, but sums do not: it is no algebra, and its tangents are a class of their own,
+M = M_L (x) I + I (x) M_R, whose exponential is exp(M_L) (x) exp(M_R). Its h is therefore h(M_L) (x) h(M_R). A scale
+may move between the two sides without any change of M; P shares it equally.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from scipy.sparse import csr_array, eye_array, issparse
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 from natgrad.groups import check
 
 
-def _square(matrix: object, name: str) -> csr_array:
+def _square(matrix: Any, name: str) -> csr_array:
     """The stored entries of a SciPy sparse matrix, or the nonzeros of a dense array, with the diagonal, as booleans."""
     if isinstance(matrix, Tensor):
         matrix = matrix.detach().cpu().numpy()
@@ -60,7 +62,7 @@ def relation_sets(relation: object) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     if both.nnz:
         i, j = both.row[0], both.col[0]
         raise ValueError(
-            f"relation has both ({i}, {j}) and ({j}, {i}); leave out one of them, or use Lower, Upper or BlockDiagonal, "
+            f"relation has both ({i}, {j}) and ({j}, {i}); leave out one, or use Lower, Upper or BlockDiagonal, "
             "whose blocks are dense both ways"
         )
     composed = csr_array(R.astype(np.int64) @ R.astype(np.int64) > 0)

@@ -4,8 +4,8 @@
                                 2   6
                                1 3 5 7       an entry in every ancestor's row
 
-For the elimination tree of a Hessian the relation "ancestor" holds the pattern of its exact Cholesky factor, so S = H can
-be reached: full Newton steps at the price of the tree's depth. m has all entries of the pattern; P(X) takes the
+For the elimination tree of a Hessian the relation "ancestor" holds the pattern of its exact Cholesky factor, so S = H
+can be reached: full Newton steps at the price of the tree's depth. m has all entries of the pattern; P(X) takes the
 diagonal of X once and the rest twice.
 """
 
@@ -141,9 +141,7 @@ class SparseMatrix(Algebra):
     def _matmul(self, other: Self) -> Self:
         """Column j of A B is A[up, up] B[up, j]; all matrices below are transposed, as the tables are."""
         left, right = self._gatherable(), other._gatherable()
-        return self._from_columns(
-            _gather(right, own) @ _gather(left, chain) for chain, own in self.upsets.tables()
-        )
+        return self._from_columns(_gather(right, own) @ _gather(left, chain) for chain, own in self.upsets.tables())
 
     @cached_property
     def _inverse(self) -> Self:

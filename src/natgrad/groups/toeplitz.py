@@ -40,10 +40,10 @@ class Toeplitz(Structure):
         self, p: int, batch: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> ToeplitzMatrix | ConjugateMatrix:
         p = check.count(p, "p")
+        first = torch.eye(p, 1, dtype=dtype, device=device)[:, 0].repeat(*batch, 1)
         if self.upper:
-            lower = Toeplitz().identity(p, dtype=dtype, device=device, batch=batch)
-            return ConjugateMatrix(self, lower, Reversal())
-        return ToeplitzMatrix(self, torch.eye(p, 1, dtype=dtype, device=device)[:, 0].repeat(*batch, 1))
+            return ConjugateMatrix(self, ToeplitzMatrix(Toeplitz(), first), Reversal())
+        return ToeplitzMatrix(self, first)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -72,7 +72,7 @@ class ToeplitzMatrix(Algebra):
 
     @cached_property
     def _inverse(self) -> Tensor:
-        """The first column of B^-1: the power series 1 / t(z), its right digits doubled by Newton's rule y (2 - t y)."""
+        """The first column of B^-1: the power series 1 / t(z), its length doubled by Newton's rule y (2 - t y)."""
         t = self.t
         y = 1 / t[..., :1]
         while y.shape[-1] < t.shape[-1]:

@@ -108,17 +108,15 @@ class UpSets:
     @cached_property
     def entries(self) -> Tensor:
         """Where each entry stands among the own columns (n, S, R) of all tables, laid end to end."""
-        where = np.empty(self.size, dtype=np.int64)
+        end = np.empty(self.p, dtype=np.int64)  # of each column
         offset = 0
         for bucket in self._buckets:
-            for n, supernode in enumerate(bucket.supernode.tolist()):
-                for s in range(self._own[supernode]):
-                    j = self._last[supernode] - s
-                    length = self._starts[j + 1] - self._starts[j]
-                    line_end = offset + (n * bucket.S + bucket.S - s) * bucket.R - s
-                    where[self._starts[j] : self._starts[j + 1]] = np.arange(line_end - length, line_end)
-            offset += len(bucket.supernode) * bucket.S * bucket.R
-        return self._to(where)
+            own = self._own[bucket.supernode]
+            n = np.repeat(np.arange(len(own)), own)
+            s = np.arange(len(n)) - np.repeat(np.cumsum(own) - own, own)  # columns before the last one end earlier
+            end[self._last[bucket.supernode][n] - s] = offset + (n * bucket.S + bucket.S - s) * bucket.R - s
+            offset += len(own) * bucket.S * bucket.R
+        return self._to(np.repeat(end - self._starts[1:], np.diff(self._starts)) + np.arange(self.size))
 
 
 def _is_tree(starts: np.ndarray, rows: np.ndarray) -> bool:
