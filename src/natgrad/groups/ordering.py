@@ -7,7 +7,6 @@ Cholesky factor of every matrix with the graph. What counts is the sum of the de
 from __future__ import annotations
 
 import numpy as np
-import pymetis
 from scipy.sparse import csr_array
 
 RELAX = 0.1  # a subtree becomes a path, one dense block instead of many small ones, if it grows by no more than this
@@ -15,6 +14,8 @@ RELAX = 0.1  # a subtree becomes a path, one dense block instead of many small o
 
 def nested_dissection(pattern: csr_array) -> np.ndarray:
     """An elimination order, first to last, from recursive vertex separators (METIS)."""
+    import pymetis  # a compiled library that only this needs
+
     p = pattern.shape[0]
     edges = pattern.tocoo()
     off = edges.row != edges.col
