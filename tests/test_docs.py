@@ -1,0 +1,49 @@
+"""The code on the pages runs as it stands there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests import structures, test_laws, test_step
+
+ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", "docs/adding-a-structure.md", "docs/structures.md", "docs/notes/groups.md"]
+
+
+def run(page: str) -> dict:
+    """All Python blocks of a page, one after another."""
+    module = ModuleType(re.sub(r"\W", "_", page))
+    sys.modules[module.__name__] = module  # where pickle looks for the classes that the page defines
+    for block in re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE):
+        exec(compile(block, page, "exec"), vars(module))
+    return vars(module)
+
+
+def test_readme(capsys):
+    names = run("README.md")
+    minimum, logdet = map(float, capsys.readouterr().out.split("\n")[0].split()), names["B"].logdet()
+    assert next(minimum) < 1e-6
+    assert logdet.shape == (5,)
+    assert float((names["y"] - names["x"]).abs().max()) < 1e-4
+
+
+LAWS = [law for module in (test_laws, test_step) for name, law in vars(module).items() if hasattr(law, "hypothesis")]
+GENERAL = [law for law in LAWS if "name" in law.hypothesis.inner_test.__code__.co_varnames]
+
+
+@pytest.mark.parametrize("law", [law for law in GENERAL if "third_order" not in law.__name__], ids=lambda f: f.__name__)
+def test_the_structure_added_in_the_docs_obeys_every_law(law, monkeypatch):
+    strategy = run("docs/adding-a-structure.md")["isotropic"]
+    monkeypatch.setitem(structures.STRUCTURES, "Isotropic", strategy)
+    law(name="Isotropic")
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in [*PAGES, "CONTRIBUTING.md"]:
+        for link in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text()):
+            assert (ROOT / page).parent.joinpath(link).exists(), f"{page} links to {link}"
