@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-BLUE, PALE, ORANGE, GREEN, RED, GREY = "#1f5a92", "#9fc3e3", "#e8862e", "#3a9a5b", "#c0413b", "#6b6b6b"
+BLUE, PALE, ORANGE = "#1f5a92", "#9fc3e3", "#e8862e"
 
 
 def pyplot() -> Any:

@@ -5,6 +5,7 @@ For q = N(mu, S^-1) with S = B B^T, B in a group with tangent space m, and l wit
     mu <- mu - beta S^-1 g
     B  <- B h( (beta/2) P(B^-1 H B^-T - gamma I) )         h(M) = I + M + M^2/2
 
+The functions are pure and differentiable: pass g without a graph (`g.detach()`) unless you mean to unroll the steps.
 Equation (8) of the paper is this for Dense, equation (11) for every other group: P is the projection onto m.
 """
 
@@ -16,30 +17,42 @@ import torch
 from torch import Tensor
 
 from natgrad.groups import check
-from natgrad.groups.base import Element, Product
+from natgrad.groups.base import HVP, Element
 
 AnyElement = TypeVar("AnyElement", bound=Element)
 
 
 def step_mean(mu: Tensor, B: Element, g: Tensor, beta: float) -> Tensor:
     """mu - beta S^-1 g."""
-    if not check.all_finite(g):
-        raise ValueError("the gradient holds NaN or infinity; mu and B are unchanged")
-    return mu - beta * B.covariance(g)
+    check.vectors(B, mu, "step, as mu")
+    check.vectors(B, g, "step, as g")
+    if mu.shape != g.shape:
+        raise ValueError(f"mu and g must be alike, got {check.shape(mu.shape)} and {check.shape(g.shape)}")
+    for x, name in ((mu, "mu"), (g, "the gradient")):
+        if not check.all_finite(x):
+            raise ValueError(f"{name} holds NaN or infinity; nothing has been changed")
+    return mu - check.number(beta, "beta") * B.covariance(g)
 
 
 def step_factor(
-    B: AnyElement, hvp: Product, *, beta: float, gamma: float = 1.0, diagonal: Tensor | None = None
+    B: AnyElement, hvp: HVP, *, beta: float, gamma: float = 1.0, diagonal: Tensor | None = None
 ) -> AnyElement:
     """B h( (beta/2) P(B^-1 H B^-T - gamma I) ), with H given as in `Element.pull`."""
-    return B.retract((beta / 2) * B.pull(hvp, diagonal).shift(-gamma))
+    beta, gamma = check.number(beta, "beta"), check.number(gamma, "gamma")
+    new = B.retract((beta / 2) * B.pull(hvp, diagonal).shift(-gamma))
+    if not all(check.all_finite(t) for t in new.tensors()):
+        raise ValueError(
+            "the step overflowed: B^-1 H B^-T is too large for its number format; start from a larger S "
+            "(B = I scaled by the root of the largest |H_ii|) or take a smaller beta. B is unchanged"
+        )
+    return new
 
 
 def paper_step(
     mu: Tensor,
     B: AnyElement,
     g: Tensor,
-    hvp: Product,
+    hvp: HVP,
     *,
     beta: float,
     gamma: float = 1.0,
@@ -53,7 +66,7 @@ def curvature_first_step(
     mu: Tensor,
     B: AnyElement,
     g: Tensor,
-    hvp: Product,
+    hvp: HVP,
     *,
     beta: float,
     gamma: float = 1.0,

@@ -60,12 +60,12 @@ EXAMPLES: list[Example] = [
 def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--p", type=int, default=1024, help="coordinates in the table, a square number (default 1024)")
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for structures.png (default: here)")
-    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON, draw nothing")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.p < 16 or round(arguments.p**0.5) ** 2 != arguments.p or arguments.p % 4:
-        raise ValueError(f"--p must be the square of an even number, 16 or more, got {arguments.p}")
+    if not 16 <= arguments.p <= 65_536 or round(arguments.p**0.5) ** 2 != arguments.p or arguments.p % 4:
+        raise ValueError(f"--p must be the square of an even number, from 16 to 65536, got {arguments.p}")
     rows = table(arguments.p)
     if arguments.json:
         print(json.dumps(rows, indent=1))
@@ -74,9 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{'structure':30} {'storage':>18} {'numbers':>9}  {'cost':28} {'pull':>5}")
         for row in rows:
             print(f"{row['structure']:30} {row['storage']:>18} {row['numbers']:9,}  {row['cost']:28} {row['pull']:5,}")
-    path = draw(arguments.out)
-    if not arguments.json:
-        print(f"\nwrote {path}")
+        print(f"\nwrote {draw(arguments.out)}")
     return 0
 
 

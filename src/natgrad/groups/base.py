@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Size: TypeAlias = "int | tuple[Size, Size]"
-Product: TypeAlias = Callable[[Tensor], Tensor]  # V (*batch, p, r) -> H V, as wide
+HVP: TypeAlias = Callable[[Tensor], Tensor]  # V (*batch, p, r) -> H V, as wide
 
 CHUNK = 2**22  # numbers in one block of vectors where a long loop is cut into blocks
 
@@ -46,8 +46,9 @@ class Structure(ABC):
         batch: tuple[int, ...] = (),
     ) -> Element:
         """The identity matrix of size p as an element of this group, `batch` of them."""
-        dtype = check.dtype(dtype or torch.get_default_dtype())
-        return self._identity(p, check.batch(batch), dtype, torch.device(device or torch.get_default_device()))
+        dtype = check.dtype(torch.get_default_dtype() if dtype is None else dtype)
+        device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
+        return self._identity(p, check.batch(batch), dtype, device)
 
     @abstractmethod
     def _identity(self, p: Any, batch: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Element: ...
@@ -66,7 +67,7 @@ class Stored(ABC):
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """The matrix itself, (*batch, p, p). For people and tests: nothing in the package calls it."""
+        """The matrix itself, (*batch, p, p). For people, pictures and tests: no computation uses it."""
 
     def tensors(self) -> list[Tensor]:
         """The stored tensors, in a fixed order."""
@@ -80,7 +81,7 @@ class Stored(ABC):
         return found
 
     def map(self, function: Callable[..., Tensor], *others: Self) -> Self:
-        """The element or tangent whose stored tensors are function(mine, theirs, ...)."""
+        """The element or tangent whose stored tensors are function(mine, theirs, ...), of the same shapes and dtype."""
         changed: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -110,7 +111,12 @@ class Stored(ABC):
 
 
 class Tangent(Stored):
-    """A matrix M of the tangent space m of a group at the identity, where M + M', a M and h(M) make sense."""
+    """A matrix M of the tangent space m of a group at the identity, where M + M', a M and h(M) make sense.
+
+    Scalars are numbers, which must be finite, or tensors of one number a batch member, which are not looked at.
+    """
+
+    __array_ufunc__ = None  # so that a NumPy number on the left leaves the product to us
 
     def __add__(self, other: Self) -> Self:
         check.alike(self, other, "+")
@@ -124,20 +130,22 @@ class Tangent(Stored):
         return self.map(torch.neg)
 
     def __mul__(self, scalar: float | Tensor) -> Self:
-        """a M for a number a, or for a tensor of one number a batch member."""
-        check.scalar(scalar, self.batch)
-        if isinstance(scalar, Tensor):
-            return self.map(lambda t: t * beside(scalar, t))
-        return self.map(lambda t: t * scalar)
+        """a M."""
+        a = check.scalar(self, scalar)
+        return self.map(lambda t: t * beside(a, t))
 
     __rmul__ = __mul__
 
     def __truediv__(self, scalar: float | Tensor) -> Self:
-        return self * (1 / scalar)
+        a = check.scalar(self, scalar)
+        return self.map(lambda t: t / beside(a, t))
+
+    def shift(self, c: float | Tensor) -> Self:
+        """M + c I."""
+        return self._shift(check.scalar(self, c))
 
     @abstractmethod
-    def shift(self, c: float | Tensor) -> Self:
-        """M + c I for a number c, or for a tensor of one number a batch member."""
+    def _shift(self, c: float | Tensor) -> Self: ...
 
     @abstractmethod
     def h(self) -> Element:
@@ -148,8 +156,9 @@ class Element(Stored):
     """An invertible matrix B of a group, with S = B B^T the precision that it factors.
 
     Vectors are x of shape (*batch, p), blocks of r vectors (*batch, p, r). Elements are immutable: every operation
-    makes a new one. Numbers that are not finite are refused where the look is cheap (Hessian products, diagonals,
-    scalars); in `apply`, `solve` and `project` they go where arithmetic takes them.
+    makes a new one, differentiable with respect to what went in. Numbers that are not finite are refused where the
+    look is cheap (Hessian products, diagonals, scalars); in `apply`, `solve` and `project` they go where arithmetic
+    takes them.
     """
 
     def __matmul__(self, other: Self) -> Self:
@@ -188,7 +197,7 @@ class Element(Stored):
             )
         return self._project(U, V)
 
-    def pull(self, hvp: Product, diagonal: Tensor | None = None) -> Tangent:
+    def pull(self, hvp: HVP, diagonal: Tensor | None = None) -> Tangent:
         """P(B^-1 H B^-T) exactly, for a symmetric H given by its products `hvp(V)` = H V on blocks of vectors.
 
         `diagonal` is the exact diag(H), (*batch, p), with which many groups need far fewer products. Pass a
@@ -229,7 +238,7 @@ class Element(Stored):
         width = max(1, CHUNK // max(1, p * math.prod(self.batch)))
         total: Tangent | None = None
         for start in range(0, max(p, 1), width):
-            E = unit_vectors(torch.arange(start, min(start + width, p)), self)
+            E = unit_vectors(range(start, min(start + width, p)), self)
             X = self._solve(hvp(self._solve(E, True)), False)
             part = self._project(X, E)
             total = part if total is None else total + part
@@ -250,7 +259,7 @@ class Algebra(Element, Tangent):
 
     def h(self) -> Self:
         """h(M) = I + M + M^2 / 2."""
-        return (self + self._matmul(self) * 0.5).shift(1.0)
+        return (self + self._matmul(self) * 0.5)._shift(1.0)
 
     def _retract(self, M: Self) -> Self:
         """B h(M) = B + C + C M / 2 with C = B M."""
@@ -258,10 +267,11 @@ class Algebra(Element, Tangent):
         return self.map(lambda b, c, cm: (b + c).add_(cm, alpha=0.5), C, C._matmul(M))
 
 
-def unit_vectors(indices: Tensor, like: Stored) -> Tensor:
+def unit_vectors(indices: Sequence[int], like: Stored) -> Tensor:
     """The block of e_i for the given i, (*batch, p, r)."""
+    i = torch.tensor(indices, dtype=torch.int64, device=like.device)
     E = torch.zeros(like.shape[-1], len(indices), dtype=like.dtype, device=like.device)
-    E[indices, torch.arange(len(indices))] = 1.0
+    E[i, torch.arange(len(indices), device=like.device)] = 1.0
     return E.expand(*like.batch, *E.shape)
 
 
@@ -287,3 +297,9 @@ def add_to_first(t: Tensor, c: float | Tensor) -> Tensor:
 def symmetric(X: Tensor) -> Tensor:
     """sym(X) = (X + X^T) / 2."""
     return (X + X.mT) / 2
+
+
+def lu(A: Tensor) -> tuple[Tensor, Tensor]:
+    """LU factors; of a singular matrix such that solving gives infinities, as dividing by zero does elsewhere."""
+    factors, pivots, _ = torch.linalg.lu_factor_ex(A)
+    return factors, pivots

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from natgrad.groups import check
-from natgrad.groups.base import Algebra, Element, Structure, add_to_diagonal, beside, symmetric, unit_vectors
+from natgrad.groups.base import Algebra, Element, Structure, add_to_diagonal, beside, lu, symmetric, unit_vectors
 from natgrad.groups.conjugate import ConjugateMatrix, Reversal
+from natgrad.groups.remember import remembered
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,12 +30,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Lower(Structure):
-    """Block lower triangular with k1 leading coordinates, lower Heisenberg with k2 trailing ones besides.
-
-    The k1 leading and k2 trailing coordinates interact with all others. For k2 = 0, S is diagonal plus rank k1; for
-    k1 = 0, S^-1 is diagonal plus rank k2. The better choice for minimisation.
-    """
+class Bordered(Structure):
+    """What Lower and Upper share: k1 leading and k2 trailing coordinates that interact with all others."""
 
     k1: int
     k2: int = 0
@@ -44,14 +40,26 @@ class Lower(Structure):
     cost = "(k1+k2)^2 p"
 
     def __post_init__(self) -> None:
-        check.count(self.k1, "k1")
-        check.count(self.k2, "k2")
+        for name in ("k1", "k2"):
+            object.__setattr__(self, name, check.count(getattr(self, name), name))
+
+    def _between(self, p: int) -> int:
+        """n = p - k1 - k2."""
+        if check.count(p, "p") < self.k1 + self.k2:
+            raise ValueError(f"{self} needs k1 + k2 <= p, got k1 + k2 = {self.k1 + self.k2} and p = {p}")
+        return p - self.k1 - self.k2
+
+
+@dataclass(frozen=True)
+class Lower(Bordered):
+    """Block lower triangular with k1 leading coordinates, lower Heisenberg with k2 trailing ones besides.
+
+    For k2 = 0, S is diagonal plus rank k1; for k1 = 0, S^-1 is diagonal plus rank k2. The better choice for
+    minimisation.
+    """
 
     def _identity(self, p: int, batch: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> LowerMatrix:
-        p = check.count(p, "p")
-        n = p - self.k1 - self.k2
-        if n < 0:
-            raise ValueError(f"{self} needs k1 + k2 <= p, got k1 + k2 = {self.k1 + self.k2} and p = {p}")
+        n = self._between(p)
         left = torch.eye(self.k1, p, dtype=dtype, device=device)
         bottom = torch.eye(self.k2, n + self.k2, dtype=dtype, device=device).roll(n, -1)
         return LowerMatrix(
@@ -63,28 +71,16 @@ class Lower(Structure):
 
 
 @dataclass(frozen=True)
-class Upper(Structure):
+class Upper(Bordered):
     """Block upper triangular with k1 leading coordinates, upper Heisenberg with k2 trailing ones besides.
 
     Upper(k1, k2) is Lower(k2, k1) with the coordinates counted from the other end. For k2 = 0, S^-1 is diagonal
     plus rank k1; for k1 = 0, S is diagonal plus rank k2. The better choice for posteriors.
     """
 
-    k1: int
-    k2: int = 0
-
-    storage = "(k1+k2+1) p"
-    cost = "(k1+k2)^2 p"
-
-    def __post_init__(self) -> None:
-        check.count(self.k1, "k1")
-        check.count(self.k2, "k2")
-
     def _identity(self, p: int, batch: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> ConjugateMatrix:
-        if check.count(p, "p") < self.k1 + self.k2:
-            raise ValueError(f"{self} needs k1 + k2 <= p, got k1 + k2 = {self.k1 + self.k2} and p = {p}")
-        lower = Lower(self.k2, self.k1)._identity(p, batch, dtype, device)
-        return ConjugateMatrix(self, lower, Reversal())
+        self._between(p)
+        return ConjugateMatrix(self, Lower(self.k2, self.k1)._identity(p, batch, dtype, device), Reversal())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -109,7 +105,7 @@ class LowerMatrix(Algebra):
         rest = torch.cat([torch.nn.functional.pad(middle, (0, k2))[..., k1:], self.bottom], -2)  # [D 0; F G]
         return torch.cat([self.left.mT, torch.nn.functional.pad(rest, (0, 0, k1, 0))], -1)
 
-    def shift(self, c: float | Tensor) -> Self:
+    def _shift(self, c: float | Tensor) -> Self:
         return replace(
             self,
             left=add_to_diagonal(self.left, c),
@@ -117,11 +113,11 @@ class LowerMatrix(Algebra):
             bottom=add_to_diagonal(self.bottom, c, offset=self.diag.shape[-1]),
         )
 
-    @cached_property
+    @remembered
     def _corners(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """The LU factors of A and G."""
         k1, n, _ = self.sizes
-        return torch.linalg.lu_factor(self.left[..., :k1].mT), torch.linalg.lu_factor(self.bottom[..., n:])
+        return lu(self.left[..., :k1].mT), lu(self.bottom[..., n:])
 
     def logdet(self) -> Tensor:
         (A, _), (G, _) = self._corners
@@ -150,7 +146,7 @@ class LowerMatrix(Algebra):
         else:
             y = self.left.mT @ xA
             y[..., k1 + n :, :] += self.bottom @ x[..., k1:, :]
-        y[..., k1 : k1 + n, :].addcmul_(D, xD)
+        y[..., k1 : k1 + n, :] += D * xD
         return y
 
     def _solve(self, x: Tensor, transpose: bool) -> Tensor:
@@ -159,17 +155,15 @@ class LowerMatrix(Algebra):
         A, G = self._corners
         C, E = self.left[..., k1 : k1 + n], self.left[..., k1 + n :]  # transposed
         F, D = self.bottom[..., :n], self.diag.unsqueeze(-1)
-        y = torch.empty_like(x)
-        yA, yD, yG = y.split([k1, n, k2], -2)
         if transpose:
-            yG.copy_(torch.linalg.lu_solve(*G, xG, adjoint=True))
-            torch.div(_minus(xD, F.mT, yG), D, out=yD)
-            yA.copy_(torch.linalg.lu_solve(*A, _minus(_minus(xA, C, yD), E, yG), adjoint=True))
+            yG = torch.linalg.lu_solve(*G, xG, adjoint=True)
+            yD = _minus(xD, F.mT, yG) / D
+            yA = torch.linalg.lu_solve(*A, _minus(_minus(xA, C, yD), E, yG), adjoint=True)
         else:
-            yA.copy_(torch.linalg.lu_solve(*A, xA))
-            torch.div(_minus(xD, C.mT, yA), D, out=yD)
-            yG.copy_(torch.linalg.lu_solve(*G, _minus(_minus(xG, E.mT, yA), F, yD)))
-        return y
+            yA = torch.linalg.lu_solve(*A, xA)
+            yD = _minus(xD, C.mT, yA) / D
+            yG = torch.linalg.lu_solve(*G, _minus(_minus(xG, E.mT, yA), F, yD))
+        return torch.cat([yA, yD, yG], -2)
 
     def _project(self, U: Tensor, V: Tensor) -> Self:
         k1, n, k2 = self.sizes
@@ -188,15 +182,13 @@ class LowerMatrix(Algebra):
         k1, n, k2 = self.sizes
         if diagonal is None:
             return super()._pull(hvp, None)  # pyright: ignore[reportReturnType]
-        border = torch.cat([torch.arange(k1), torch.arange(k1 + n, k1 + n + k2)])
+        border = [*range(k1), *range(k1 + n, k1 + n + k2)]
         HW = hvp(self._solve(unit_vectors(border, self), True))
         X = self._solve(HW, False).mT.contiguous()  # (*batch, k1 + k2, p): the first k1 and last k2 rows of X
         C = self.left[..., k1 : k1 + n]  # (*batch, k1, n)
-        along = X[..., :k1, :k1] @ C  # (W^T H W) C_i, for each i
-        along.sub_(HW[..., k1 : k1 + n, :k1].mT, alpha=2).mul_(C)
-        diag = (diagonal[..., k1 : k1 + n] + along.sum(-2)) / self.diag**2
-        X.mul_(2)
-        return self._tangent(X[..., :k1, :], diag, X[..., k1:, k1:])
+        along = torch.sub(X[..., :k1, :k1] @ C, HW[..., k1 : k1 + n, :k1].mT, alpha=2)  # W^T H W C_i - 2 (H W)_i
+        diag = (diagonal[..., k1 : k1 + n] + (C * along).sum(-2)) / self.diag / self.diag
+        return self._tangent(2 * X[..., :k1, :], diag, 2 * X[..., k1:, k1:])
 
     def _tangent(self, first: Tensor, diag: Tensor, last: Tensor) -> Self:
         """P(X) from twice its first k1 rows, its diagonal, and twice [F G] of its last k2 rows, which it takes over."""
@@ -224,7 +216,7 @@ def precision_as_low_rank(B: Element) -> tuple[Tensor, Tensor]:
             "for products with S, or covariance_as_low_rank where only the other border is dense"
         )
     d = torch.nn.functional.pad(lower.diag**2, (k1, 0))
-    return rotate(d.unsqueeze(-1)).squeeze(-1), rotate(lower.left.mT)
+    return rotate(d.unsqueeze(-1)).squeeze(-1), rotate(lower.left.mT).clone()
 
 
 def covariance_as_low_rank(B: Element) -> tuple[Tensor, Tensor]:
@@ -240,17 +232,23 @@ def covariance_as_low_rank(B: Element) -> tuple[Tensor, Tensor]:
             "covariance(x) for products with S^-1, or precision_as_low_rank where only the other border is dense"
         )
     d = torch.nn.functional.pad(lower.diag**-2, (0, k2))
-    U = lower.solve(unit_vectors(torch.arange(n, n + k2), lower), transpose=True)
+    U = lower.solve(unit_vectors(range(n, n + k2), lower), transpose=True)
     return rotate(d.unsqueeze(-1)).squeeze(-1), rotate(U)
 
 
 def _as_lower(B: Element) -> tuple[LowerMatrix, Callable[[Tensor], Tensor]]:
     """The lower matrix behind B, and the way from its coordinates to those of B."""
-    inner, rotate = (B.inner, B.by.forward) if isinstance(B, ConjugateMatrix) and B.by.moves_only else (B, _stay)
+    moves: list[Callable[[Tensor], Tensor]] = []
+    inner = B
+    while isinstance(inner, ConjugateMatrix) and inner.by.moves_only:
+        moves.append(inner.by.forward)
+        inner = inner.inner
     if not isinstance(inner, LowerMatrix):
         raise ValueError(f"expected an element of Lower or Upper (or of one with its coordinates permuted), got {B!r}")
+
+    def rotate(x: Tensor) -> Tensor:
+        for move in reversed(moves):
+            x = move(x)
+        return x
+
     return inner, rotate
-
-
-def _stay(x: Tensor) -> Tensor:
-    return x

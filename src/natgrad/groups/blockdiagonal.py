@@ -10,14 +10,14 @@ m has symmetric blocks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from natgrad.groups import check
-from natgrad.groups.base import Algebra, Structure, add_to_diagonal, symmetric
+from natgrad.groups.base import Algebra, Structure, add_to_diagonal, lu, symmetric
+from natgrad.groups.remember import remembered
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,7 +47,7 @@ class BlockDiagonal(Structure):
     cost = "size^2 p"
 
     def __post_init__(self) -> None:
-        check.count(self.size, "size", least=1)
+        object.__setattr__(self, "size", check.count(self.size, "size", least=1))
 
     def _identity(
         self, p: int, batch: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -73,12 +73,12 @@ class BlockDiagonalMatrix(Algebra):
         own = torch.eye(n, dtype=self.dtype, device=self.device)
         return torch.einsum("...aij,ab->...aibj", self.blocks, own).reshape(*batch, n * s, n * s)
 
-    def shift(self, c: float | Tensor) -> Self:
+    def _shift(self, c: float | Tensor) -> Self:
         return self.map(lambda blocks: add_to_diagonal(blocks, c))
 
-    @cached_property
+    @remembered
     def _lu(self) -> tuple[Tensor, Tensor]:
-        return torch.linalg.lu_factor(self.blocks)
+        return lu(self.blocks)
 
     def logdet(self) -> Tensor:
         return self._lu[0].diagonal(dim1=-2, dim2=-1).abs().log().sum((-2, -1))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,9 +22,12 @@ def shape(sizes: Sequence[int]) -> str:
 
 def count(value: object, name: str, least: int = 0) -> int:
     """A whole number >= least."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    try:
+        number = operator.index(value)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
         raise ValueError(f"{name} must be a whole number, got {value!r}")
-    number = value.__index__()  # pyright: ignore[reportAttributeAccessIssue]
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
     return number
@@ -35,8 +40,8 @@ def dtype(given: torch.dtype) -> torch.dtype:
 
 
 def batch(given: Sequence[int]) -> tuple[int, ...]:
-    if isinstance(given, int):
-        raise ValueError(f"batch must be a tuple of sizes, got {given}; write batch=({given},)")
+    if not isinstance(given, (tuple, list, torch.Size)):
+        raise ValueError(f"batch must be a tuple of sizes, got {given!r}; write batch=({given},)")
     return tuple(count(size, "a batch size") for size in given)
 
 
@@ -82,14 +87,27 @@ def diagonal(owner: Element, d: object) -> Tensor:
     return d
 
 
-def scalar(a: object, lead: tuple[int, ...]) -> None:
-    if isinstance(a, Tensor):
-        if a.ndim and a.shape != lead:
-            raise ValueError(f"a scalar for each batch member must have shape {shape(lead)}, got {shape(a.shape)}")
-    elif not isinstance(a, (int, float)):
-        raise TypeError(f"expected a number or a tensor of them, got {type(a).__name__}; products are written A @ B")
-    elif not math.isfinite(a):
-        raise ValueError(f"scaling by {a} would poison every number of the result")
+def number(a: object, name: str) -> float:
+    """A finite number."""
+    if not isinstance(a, Real) or not math.isfinite(a):
+        raise ValueError(f"{name} must be a finite number, got {a!r}")
+    return float(a)
+
+
+def scalar(owner: Stored, a: object) -> float | Tensor:
+    """A finite number, or a tensor of one number a batch member in the owner's dtype."""
+    if not isinstance(a, Tensor):
+        if not isinstance(a, Real):
+            raise TypeError(
+                f"expected a number or a tensor of them, got {type(a).__name__}; products are written A @ B"
+            )
+        return number(a, "a scalar")
+    if a.is_complex() or (a.ndim and a.shape != owner.batch):
+        raise ValueError(
+            f"a tensor of scalars must hold one real number a batch member, of shape {shape(owner.batch)}, "
+            f"got {a.dtype} of shape {shape(a.shape)}"
+        )
+    return a.to(owner.device, owner.dtype)
 
 
 def alike(a: Stored, b: object, operation: str) -> None:

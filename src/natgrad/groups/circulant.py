@@ -19,6 +19,7 @@ from torch import Tensor
 from natgrad.groups import check
 from natgrad.groups.base import Algebra, Structure, add_to_first
 from natgrad.groups.fourier import irfft, rfft
+from natgrad.groups.remember import remembered
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -48,10 +49,10 @@ class CirculantMatrix(Algebra):
         i = torch.arange(self.c.shape[-1], device=self.device)
         return self.c[..., (i[:, None] - i) % max(len(i), 1)]
 
-    def shift(self, c: float | Tensor) -> Self:
+    def _shift(self, c: float | Tensor) -> Self:
         return self.map(lambda t: add_to_first(t, c))
 
-    @property
+    @remembered
     def _eigenvalues(self) -> Tensor:  # (*batch, p // 2 + 1) of them; the others are their conjugates
         return rfft(self.c, self.c.shape[-1])
 

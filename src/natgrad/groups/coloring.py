@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, diags_array
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,19 @@ def color(pattern: csr_array) -> Coloring:
     p = pattern.shape[0]
     degree = np.diff(pattern.indptr)
     by_degree = np.argsort(-degree, kind="stable")
-    hubs = by_degree[: int(np.argmin(np.append(degree[by_degree], 0) + np.arange(p + 1)))]
+    needed = np.append(degree[by_degree], 0) + np.arange(p + 1)  # colours, about, with so many hubs
+    hubs = by_degree[: p - int(np.argmin(needed[::-1]))]
     hub = np.zeros(p, bool)
     hub[hubs] = True
-    starts, indices, is_hub = pattern.indptr.tolist(), pattern.indices.tolist(), hub.tolist()
-    rows = [[i for i in indices[starts[j] : starts[j + 1]] if not is_hub[i]] for j in range(p)]
+    others = diags_array((~hub).astype(float))
+    kept = others @ pattern.astype(float) @ others
+    meets = csr_array(kept @ kept)  # the pairs that some row meets both of
+    starts, indices = meets.indptr.tolist(), meets.indices.tolist()
     colors = [-1] * p
     for number, j in enumerate(hubs.tolist()):
         colors[j] = number
-    for j in range(p):
-        if is_hub[j]:
-            continue
-        taken = {colors[j]}
-        for i in {*rows[j], j}:
-            taken.update(colors[k] for k in rows[i])
+    for j in np.flatnonzero(~hub).tolist():
+        taken = {colors[i] for i in indices[starts[j] : starts[j + 1]]}
         free = len(hubs)
         while free in taken:
             free += 1

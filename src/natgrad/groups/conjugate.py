@@ -76,6 +76,7 @@ class Conjugate(Structure):
     """Q B Q^T for B of `structure`, `by` an orthogonal matrix Q, p x p, or a permutation, p whole numbers.
 
     With a permutation, coordinate by[j] takes place j: Conjugate(Lower(2), by=[7, 3, ...]) leads with w_7 and w_3.
+    What the inner structure assumes of H (a sparsity pattern) is meant for Q^T H Q.
     """
 
     structure: Structure
@@ -116,8 +117,8 @@ class ConjugateMatrix(Algebra):
     def dense(self) -> Tensor:
         return self.by.forward(self.by.forward(self.inner.dense()).mT).mT
 
-    def shift(self, c: float | Tensor) -> Self:
-        return replace(self, inner=self.inner.shift(c))
+    def _shift(self, c: float | Tensor) -> Self:
+        return replace(self, inner=self.inner._shift(c))
 
     def logdet(self) -> Tensor:
         return self.inner.logdet()
@@ -150,14 +151,16 @@ def _rotation(by: object) -> np.ndarray:
     array = by.detach().cpu().numpy() if isinstance(by, Tensor) else np.asarray(by)
     if array.ndim == 1 and (array.dtype.kind in "iu" or array.size == 0):
         return check.permutation(array, "by")
-    if array.ndim == 2 and array.dtype.kind == "f" and array.shape[0] == array.shape[1]:
-        gap = np.abs(array.T @ array - np.eye(len(array))).max(initial=0.0)
-        if gap <= 100 * max(1, len(array)) ** 0.5 * np.finfo(array.dtype).eps:
-            return array
-        raise ValueError(
-            f"by is not orthogonal: an entry of Q^T Q - I is {gap:.2g}; torch.linalg.qr(by)[0] gives an orthogonal one"
-        )
+    if array.ndim == 2 and array.dtype in (np.float32, np.float64) and array.shape[0] == array.shape[1]:
+        Q, eye = array.astype(np.float64), np.eye(len(array))
+        gap = np.abs(Q.T @ Q - eye).max(initial=0.0)
+        if not gap <= 100 * max(1, len(array)) ** 0.5 * np.finfo(array.dtype).eps:
+            raise ValueError(
+                f"by is not orthogonal: an entry of Q^T Q - I is {gap:.2g}; torch.linalg.qr(by)[0] gives one that is"
+            )
+        return Q @ (3 * eye - Q.T @ Q) / 2  # one Newton step to the nearest orthogonal matrix squares what is left
     raise ValueError(
-        "by must be a permutation (p whole numbers, 0 .. p-1 once each) or an orthogonal matrix (p x p floats), "
+        "by must be a permutation (p whole numbers, 0 .. p-1 once each) or an orthogonal matrix (p x p, float32 or "
+        "float64), "
         f"got {array.dtype} of shape {check.shape(array.shape)}"
     )

@@ -43,7 +43,7 @@ class DiagonalMatrix(Algebra):
     def dense(self) -> Tensor:
         return torch.diag_embed(self.d)
 
-    def shift(self, c: float | Tensor) -> Self:
+    def _shift(self, c: float | Tensor) -> Self:
         return self.map(lambda d: d + beside(c, d))
 
     def logdet(self) -> Tensor:
@@ -62,7 +62,7 @@ class DiagonalMatrix(Algebra):
         return self.map(lambda _: (U * V).sum(-1))
 
     def _pull(self, hvp: Hessian, diagonal: Tensor | None) -> DiagonalMatrix:
-        """P(B^-1 H B^-T) = diag(H_ii / d_i^2): no product at all where diag(H) is known."""
+        """P(B^-1 H B^-T) = diag(H_ii / d_i^2), without any product where diag(H) is known."""
         if diagonal is None:
             return super()._pull(hvp, None)  # pyright: ignore[reportReturnType]
-        return self.map(lambda d: diagonal / d**2)
+        return self.map(lambda d: diagonal / d / d)  # d^2 might underflow

@@ -21,6 +21,10 @@ class Hessian:
     """
 
     def __init__(self, product: Callable[[Tensor], Tensor]):
+        if not callable(product):
+            raise ValueError(
+                f"a Hessian is given by a function, V -> H V, got {type(product).__name__}; wrap H: lambda V: H @ V"
+            )
         self.product = product
         self.products = 0  # vectors multiplied so far, those of one batch counted once
 
@@ -39,5 +43,9 @@ class Hessian:
                 "a function of single vectors)"
             )
         if not check.all_finite(HV):
+            if not check.all_finite(V):
+                raise ValueError(
+                    "the element is too badly conditioned to solve with: B^-T e is not finite; it is unchanged"
+                )
             raise ValueError("hvp returned NaN or infinity; the element it was meant for is unchanged")
         return HV

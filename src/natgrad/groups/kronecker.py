@@ -39,7 +39,7 @@ class Kronecker(Structure):
 
     def _identity(self, p: Size, batch: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> KroneckerMatrix:
         if not (isinstance(p, tuple) and len(p) == 2):
-            raise ValueError(f"{self} needs both sizes, as identity((m, n)) for p = m n, got {p!r}")
+            raise ValueError(f"{self} needs both sizes, a tuple as in identity((m, n)) for p = m n, got {p!r}")
         m, n = p
         left = self.left.identity(m, dtype=dtype, device=device, batch=batch)
         right = self.right.identity(n, dtype=dtype, device=device, batch=batch)
@@ -77,7 +77,7 @@ class KroneckerMatrix(Element):
         scale = (U * V).sum((-2, -1)) / (2 * max(m * n, 1))  # half of tr X / p
         left = self.left._project(self._columns(U), self._columns(V)) / max(n, 1)
         right = self.right._project(self._rows(U), self._rows(V)) / max(m, 1)
-        return KroneckerTangent(self.structure, left.shift(-scale), right.shift(-scale))
+        return KroneckerTangent(self.structure, left._shift(-scale), right._shift(-scale))
 
     def _retract(self, M: KroneckerTangent) -> Self:
         return replace(self, left=self.left._retract(M.left), right=self.right._retract(M.right))
@@ -118,8 +118,8 @@ class KroneckerTangent(Tangent):
         eye_left, eye_right = torch.eye(left.shape[-1]).to(left), torch.eye(right.shape[-1]).to(right)
         return _kron(left, eye_right) + _kron(eye_left, right)
 
-    def shift(self, c: float | Tensor) -> Self:
-        return replace(self, left=self.left.shift(c / 2), right=self.right.shift(c / 2))
+    def _shift(self, c: float | Tensor) -> Self:
+        return replace(self, left=self.left._shift(c / 2), right=self.right._shift(c / 2))
 
     def h(self) -> KroneckerMatrix:
         return KroneckerMatrix(self.structure, self.left.h(), self.right.h())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.sparse import csr_array, eye_array, issparse
 from torch import Tensor
 
@@ -12,13 +13,16 @@ from natgrad.groups import check
 
 
 def _square(matrix: Any, name: str) -> csr_array:
-    """The stored entries of a SciPy sparse matrix, or the nonzeros of a dense array, with the diagonal, as booleans."""
-    if isinstance(matrix, Tensor):
-        matrix = matrix.detach().cpu().numpy()
-    if not issparse(matrix):
+    """The stored entries of a sparse matrix, or the nonzeros of a dense array, and the diagonal, as booleans."""
+    if isinstance(matrix, Tensor) and matrix.layout != torch.strided:
+        i, j = matrix.detach().cpu().to_sparse_coo().coalesce().indices().numpy()
+        matrix = csr_array((np.ones(len(i)), (i, j)), shape=tuple(matrix.shape))
+    elif isinstance(matrix, Tensor):
+        matrix = (matrix.detach().cpu() != 0).numpy()
+    elif not issparse(matrix):
         matrix = np.asarray(matrix)
-        if matrix.dtype.kind not in "biuf":
-            raise ValueError(f"{name} must be a SciPy sparse matrix or a dense array of numbers, got {matrix.dtype}")
+    if matrix.dtype.kind not in "biuf":
+        raise ValueError(f"{name} must be a sparse matrix or a dense array of real numbers, got {matrix.dtype}")
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"{name} must be square, p x p, got shape {check.shape(matrix.shape)}")
     pairs = csr_array(matrix).tocoo()

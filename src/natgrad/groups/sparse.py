@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from natgrad.groups.coloring import color
 from natgrad.groups.frozen import FrozenArray
 from natgrad.groups.ordering import elimination_tree, from_the_root, nested_dissection, straighten
 from natgrad.groups.patterns import above_sets, positions, relation_sets, sparsity
+from natgrad.groups.remember import plain, remembered
 from natgrad.groups.upsets import UpSets
 
 if TYPE_CHECKING:
@@ -85,14 +86,14 @@ class SparseCholesky(Structure):
     def _identity(self, p: int, batch: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> SparseMatrix:
         if check.count(p, "p") != len(self.order.array):
             raise ValueError(f"{self} was made for p={len(self.order.array)}, got p={p}")
-        upsets, products = _tables(self, device)
-        values = torch.zeros(*batch, upsets.size, dtype=dtype, device=device)
-        values[..., upsets.diagonal] = 1.0
-        return SparseMatrix(self, values, upsets, products)
+        made = tables(self, device)
+        values = torch.zeros(*batch, made.upsets.size, dtype=dtype, device=device)
+        values[..., made.upsets.diagonal] = 1.0
+        return SparseMatrix(self, values, made)
 
 
 @dataclass(frozen=True)
-class Products:
+class ReadOff:
     """How the entries of a sparse H are read off one product for each colour."""
 
     seeds: Tensor  # (p, colors), zeros and ones
@@ -100,27 +101,56 @@ class Products:
     row: Tensor
     product: Tensor
 
+    @classmethod
+    def of(cls, structure: SparseCholesky, device: torch.device) -> ReadOff | None:
+        if structure.hessian is None:
+            return None
+        order, starts, rows = structure.order.array, structure.starts.array, structure.rows.array
+        p, position = len(order), structure.hessian.array
+        i, j = order[rows[position]], order[np.searchsorted(starts, position, side="right") - 1]
+        pattern = csr_array((np.ones(2 * len(i), bool), (np.append(i, j), np.append(j, i))), shape=(p, p))
+        coloring = color(pattern)
+        seeds = np.arange(coloring.colors) == coloring.color[:, None]
+        indices = [torch.tensor(a, dtype=torch.int64, device=device) for a in (position, *coloring.read(i, j))]
+        return cls(torch.tensor(seeds, device=device), *indices)
 
-@lru_cache(maxsize=16)
-def _tables(structure: SparseCholesky, device: torch.device) -> tuple[UpSets, Products | None]:
-    order, starts, rows = structure.order.array, structure.starts.array, structure.rows.array
-    upsets = UpSets(starts, rows, order, device)
-    if structure.hessian is None:
-        return upsets, None
-    p, position = len(order), structure.hessian.array
-    i, j = order[rows[position]], order[np.searchsorted(starts, position, side="right") - 1]
-    coloring = color(csr_array((np.ones(2 * len(i), bool), (np.append(i, j), np.append(j, i))), shape=(p, p)))
-    row, product = coloring.read(i, j)
-    seeds = np.arange(coloring.colors) == coloring.color[:, None]
-    as_index = [torch.tensor(a, dtype=torch.int64, device=device) for a in (position, row, product)]
-    return upsets, Products(torch.tensor(seeds, device=device), *as_index)
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """All index tables of a structure on one device, shared by its elements and left out of their pickles."""
+
+    structure: SparseCholesky
+    upsets: UpSets
+    readoff: ReadOff | None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tables, (self.structure, self.upsets.device)
+
+
+_made: WeakKeyDictionary[SparseCholesky, dict[torch.device, Tables]] = WeakKeyDictionary()
+
+
+def tables(structure: SparseCholesky, device: torch.device) -> Tables:
+    """The tables, made once for as long as the structure lives."""
+    known = _made.setdefault(structure, {})
+    if device in known:
+        return known[device]
+    with torch.inference_mode(False), torch.no_grad():
+        upsets = UpSets(structure.starts.array, structure.rows.array, structure.order.array, device)
+        made = Tables(structure, upsets, ReadOff.of(structure, device))
+    if plain(upsets.row):  # not those of a torch.func transform, which die with it
+        known[device] = made
+    return made
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SparseMatrix(Algebra):
     values: Tensor  # (*batch, sum of depths): column after column, see upsets.py
-    upsets: UpSets
-    products: Products | None
+    tables: Tables
+
+    @property
+    def upsets(self) -> UpSets:
+        return self.tables.upsets
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -131,7 +161,7 @@ class SparseMatrix(Algebra):
         B[..., self.upsets.row, self.upsets.column] = self.values
         return B
 
-    def shift(self, c: float | Tensor) -> Self:
+    def _shift(self, c: float | Tensor) -> Self:
         diagonal = self.values[..., self.upsets.diagonal]
         return self.map(lambda v: v.index_copy(-1, self.upsets.diagonal, diagonal + beside(c, diagonal)))
 
@@ -143,7 +173,7 @@ class SparseMatrix(Algebra):
         left, right = self._gatherable(), other._gatherable()
         return self._from_columns(_gather(right, own) @ _gather(left, chain) for chain, own in self.upsets.tables())
 
-    @cached_property
+    @remembered
     def _inverse(self) -> Self:
         """B^-1: its column j solves B[up, up] x = e_j."""
         one = self.map(torch.zeros_like).shift(1.0)
@@ -155,8 +185,13 @@ class SparseMatrix(Algebra):
 
     def _apply(self, x: Tensor, transpose: bool) -> Tensor:
         to, of = (self.upsets.column, self.upsets.row) if transpose else (self.upsets.row, self.upsets.column)
-        y = torch.zeros_like(x)
-        return y.index_add(-2, to, self.values.unsqueeze(-1) * x.index_select(-2, of))
+        step = max(1, CHUNK // max(1, self.values.numel()))
+        parts = [torch.zeros_like(x[..., :0])]
+        for start in range(0, x.shape[-1], step):
+            part = x[..., start : start + step]
+            products = self.values.unsqueeze(-1) * part.index_select(-2, of)
+            parts.append(torch.zeros_like(part).index_add(-2, to, products))
+        return parts[1] if len(parts) == 2 else torch.cat(parts, -1)
 
     def _solve(self, x: Tensor, transpose: bool) -> Tensor:
         return self._inverse._apply(x, transpose)
@@ -176,9 +211,9 @@ class SparseMatrix(Algebra):
 
         Column l of Z and W lives on up(l) and adds to X[up(l), up(l)], which the gather table scatters.
         """
-        if self.products is None:
+        read = self.tables.readoff
+        if read is None:
             return super()._pull(hvp, diagonal)  # pyright: ignore[reportReturnType]
-        read = self.products
         HV = hvp(read.seeds.to(self.dtype).expand(*self.batch, *read.seeds.shape))
         entries = HV[..., read.row, read.product]
         T = self.map(lambda v: torch.zeros_like(v).index_copy(-1, read.position, entries))._halve_diagonal()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -51,14 +50,14 @@ class UpSets:
         self.diagonal = self._to(starts[1:] - 1).long()  # where B_jj stands
         self.row = self._to(order[rows]).long()  # the coordinates of each entry
         self.column = self._to(order[np.repeat(np.arange(self.p), length)]).long()
+        self._first_entry = self._to(starts)
+        self._keys = self._to(np.empty(0)) if self._is_tree else self._column_and_row()
+        self.entries = self._entries()
+        entries = sum(len(bucket.supernode) * bucket.R**2 for bucket in self._buckets)
+        self._kept = [self._table(b, 0, len(b.supernode)) for b in self._buckets] if entries <= KEEP else None
 
     def _to(self, array: np.ndarray) -> Tensor:
         return torch.tensor(array, dtype=self.index, device=self.device)
-
-    @cached_property
-    def _kept(self) -> list[tuple[Tensor, Tensor]] | None:
-        entries = sum(len(b.supernode) * b.R**2 for b in self._buckets)
-        return [self._table(b, 0, len(b.supernode)) for b in self._buckets] if entries <= KEEP else None
 
     def tables(self) -> Iterator[tuple[Tensor, Tensor]]:
         """For blocks of supernodes: where B[up, up]^T stands, (n, R, R), and where its own columns do, (n, S, R).
@@ -96,17 +95,12 @@ class UpSets:
         foreign = m[R - S :] < R - self._to(self._own[chosen])[:, None]  # (n, S): columns of another supernode
         return chain, torch.where(foreign[:, :, None], self.size, chain[:, R - S :])
 
-    @cached_property
-    def _first_entry(self) -> Tensor:
-        return self._to(self._starts)
-
-    @cached_property
-    def _keys(self) -> Tensor:
+    def _column_and_row(self) -> Tensor:
+        """One sorted number for each entry, by which relations that are no trees find their entries."""
         keys = np.repeat(np.arange(self.p), np.diff(self._starts)) * self.p + self._rows
         return torch.tensor(keys, device=self.device)
 
-    @cached_property
-    def entries(self) -> Tensor:
+    def _entries(self) -> Tensor:
         """Where each entry stands among the own columns (n, S, R) of all tables, laid end to end."""
         end = np.empty(self.p, dtype=np.int64)  # of each column
         offset = 0
