@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -180,10 +183,39 @@ def test_large_tables_made_on_the_fly_agree_with_kept_ones(monkeypatch):
     sparse._made.clear()
 
 
+def test_tables_are_shared_and_not_pickled():
+    p = 5000
+    structure = ng.SparseCholesky(chain(p))
+    B = structure.identity(p)
+    B.solve(torch.ones(p))
+    fields = len(pickle.dumps(structure)) + sum(len(pickle.dumps(t)) for t in B.tensors())
+    assert len(pickle.dumps(B)) < 1.1 * fields
+    assert copy.deepcopy(B).tables is B.tables
+    assert structure.identity(p).tables is B.tables
+
+
+def test_applying_to_many_vectors_takes_no_more_than_the_result():
+    """500 vectors at once, with half a million numbers in B: a GB if not cut."""
+    p = 1000
+    B = ng.SparseCholesky.from_relation(np.tri(p)).identity(p)
+    peak = max_new_memory(lambda: B.apply(torch.ones(p, 500)))
+    assert peak < 300
+
+
+def max_new_memory(operation) -> float:
+    """MiB that the process grows by at the most."""
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    operation()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
 def test_patterns_come_in_any_form():
     sparse = chain(6)
     dense = sparse.toarray()
     forms = [sparse, sparse.tocoo(), dense, dense.astype(bool), dense.astype(int), torch.tensor(dense), dense.tolist()]
+    forms += [torch.tensor(dense).to_sparse_coo(), torch.tensor(dense).bfloat16()]
     structures = [ng.SparseCholesky(form) for form in forms]
     assert all(structure == structures[0] for structure in structures)
     assert ng.SparseCholesky(sparse) != ng.SparseCholesky(sparse, order=np.arange(6))

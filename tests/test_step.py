@@ -106,7 +106,9 @@ def test_S_follows_the_recursion_to_second_order(name, data, seed):
 @given(seed=st.integers(0, 99), beta=st.sampled_from([0.1, 0.5, 1.0]), gamma=st.sampled_from([0.0, 0.7, 1.0]))
 def test_equation_8_as_printed(seed, beta, gamma):
     """B h((beta/2) B^-1 (H - gamma S) B^-T), mu - beta S^-1 g, both with the old S."""
-    g, H, B = torch.randn(5).double(), torch.randn(5, 5).double(), torch.randn(5, 5).double() + 3 * torch.eye(5)
+    random = oracle.generator(seed)
+    g, H, B = (torch.randn(size, dtype=torch.float64, generator=random) for size in ((5,), (5, 5), (5, 5)))
+    B = B + 3 * torch.eye(5)
     H = H + H.mT
     element = from_dense(ng.Dense(), B)
     mu, new = ng.paper_step(torch.zeros(5).double(), element, g, lambda V: H @ V, beta=beta, gamma=gamma)
@@ -197,3 +199,11 @@ def test_an_exact_hessian_is_left_alone(name, data, seed):
     B = oracle.element(case, seed=seed)
     H = 0.7 * B.dense() @ B.dense().mT
     oracle.close(step_factor(B, lambda V: H @ V, beta=0.9, gamma=0.7).dense(), B.dense())
+
+
+@pytest.mark.parametrize("step", [ng.paper_step, ng.curvature_first_step])
+def test_steps_use_the_diagonal(step):
+    H = ng.Hessian(lambda V: 2 * V)
+    x = torch.ones(9, dtype=torch.float64)
+    step(x, ng.Lower(2).identity(9, dtype=torch.float64), x, H, beta=0.1, diagonal=2 * x)
+    assert H.products == 2

@@ -186,12 +186,12 @@ class SparseMatrix(Algebra):
     def _apply(self, x: Tensor, transpose: bool) -> Tensor:
         to, of = (self.upsets.column, self.upsets.row) if transpose else (self.upsets.row, self.upsets.column)
         step = max(1, CHUNK // max(1, self.values.numel()))
-        parts = [torch.zeros_like(x[..., :0])]
+        y = torch.zeros_like(x)
         for start in range(0, x.shape[-1], step):
-            part = x[..., start : start + step]
-            products = self.values.unsqueeze(-1) * part.index_select(-2, of)
-            parts.append(torch.zeros_like(part).index_add(-2, to, products))
-        return parts[1] if len(parts) == 2 else torch.cat(parts, -1)
+            few = slice(start, start + step)
+            products = self.values.unsqueeze(-1) * x[..., few].index_select(-2, of)
+            y[..., few] = y[..., few].index_add(-2, to, products)
+        return y
 
     def _solve(self, x: Tensor, transpose: bool) -> Tensor:
         return self._inverse._apply(x, transpose)
