@@ -264,7 +264,7 @@ class Algebra(Element, Tangent):
     def _retract(self, M: Self) -> Self:
         """B h(M) = B + C + C M / 2 with C = B M."""
         C = self._matmul(M)
-        return self.map(lambda b, c, cm: (b + c).add_(cm, alpha=0.5), C, C._matmul(M))
+        return self.map(lambda b, c, cm: cm.mul_(0.5).add_(c).add_(b), C, C._matmul(M))  # into the newest
 
 
 def unit_vectors(indices: Sequence[int], like: Stored) -> Tensor:

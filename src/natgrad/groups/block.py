@@ -182,8 +182,11 @@ class LowerMatrix(Algebra):
         k1, n, k2 = self.sizes
         if diagonal is None:
             return super()._pull(hvp, None)  # pyright: ignore[reportReturnType]
-        border = [*range(k1), *range(k1 + n, k1 + n + k2)]
-        HW = hvp(self._solve(unit_vectors(border, self), True))
+        p = k1 + n + k2
+        eye = torch.eye(k1, dtype=self.dtype, device=self.device).expand(*self.batch, k1, k1)
+        W = torch.linalg.lu_solve(*self._corners[0], eye, adjoint=True)  # A^-T, and zeros below
+        W = torch.nn.functional.pad(W, (0, 0, 0, p - k1))
+        HW = hvp(torch.cat([W, self._solve(unit_vectors(range(p - k2, p), self), True)], -1) if k2 else W)
         X = self._solve(HW, False).mT.contiguous()  # (*batch, k1 + k2, p): the first k1 and last k2 rows of X
         C = self.left[..., k1 : k1 + n]  # (*batch, k1, n)
         along = torch.sub(X[..., :k1, :k1] @ C, HW[..., k1 : k1 + n, :k1].mT, alpha=2)  # W^T H W C_i - 2 (H W)_i
