@@ -187,11 +187,22 @@ class LowerMatrix(Algebra):
         W = torch.linalg.lu_solve(*self._corners[0], eye, adjoint=True)  # A^-T, and zeros below
         W = torch.nn.functional.pad(W, (0, 0, 0, p - k1))
         HW = hvp(torch.cat([W, self._solve(unit_vectors(range(p - k2, p), self), True)], -1) if k2 else W)
-        X = self._solve(HW, False).mT.contiguous()  # (*batch, k1 + k2, p): the first k1 and last k2 rows of X
-        C = self.left[..., k1 : k1 + n]  # (*batch, k1, n)
-        along = torch.sub(X[..., :k1, :k1] @ C, HW[..., k1 : k1 + n, :k1].mT, alpha=2)  # W^T H W C_i - 2 (H W)_i
-        diag = (diagonal[..., k1 : k1 + n] + (C * along).sum(-2)) / self.diag / self.diag
-        return self._tangent(2 * X[..., :k1, :], diag, 2 * X[..., k1:, k1:])
+        left, bottom = self._corners
+        C, E, F = self.left[..., k1 : k1 + n], self.left[..., k1 + n :], self.bottom[..., :n]
+        X = HW.mT.clone(memory_format=torch.contiguous_format)  # (*batch, k1 + k2, p), to become B^-1 H W, by rows
+        XA, XD, XG = X[..., :k1], X[..., k1 : k1 + n], X[..., k1 + n :]
+        YA = torch.linalg.lu_solve(*left, HW[..., :k1, :])
+        CY = YA.mT @ C
+        XD.sub_(CY)
+        twice = torch.add(CY[..., :k1, :], XD[..., :k1, :], alpha=2)  # 2 (H W)_i - W^T H W C_i for each i
+        diag = (diagonal[..., k1 : k1 + n] - twice.mul_(C).sum(-2)) / self.diag / self.diag
+        XD.div_(self.diag.unsqueeze(-2))
+        if k2:
+            YG = HW[..., k1 + n :, :] - E.mT @ YA - F @ XD.mT.clone()
+            XG.copy_(torch.linalg.lu_solve(*bottom, YG).mT)
+        XA.copy_(YA.mT)
+        X.mul_(2)
+        return self._tangent(X[..., :k1, :], diag, X[..., k1:, k1:])
 
     def _tangent(self, first: Tensor, diag: Tensor, last: Tensor) -> Self:
         """P(X) from twice its first k1 rows, its diagonal, and twice [F G] of its last k2 rows, which it takes over."""
