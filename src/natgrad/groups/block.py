@@ -142,10 +142,10 @@ class LowerMatrix(Algebra):
         xA, xD, xG = x.split([k1, n, k2], -2)
         D = self.diag.unsqueeze(-1)
         if transpose:
-            y = torch.cat([self.left @ x, self.bottom.mT @ xG], -2)
+            y = torch.cat([_times(self.left, x), self.bottom.mT @ xG], -2)
         else:
             y = self.left.mT @ xA
-            y[..., k1 + n :, :] += self.bottom @ x[..., k1:, :]
+            y[..., k1 + n :, :] += _times(self.bottom, x[..., k1:, :])
         y[..., k1 : k1 + n, :] += D * xD
         return y
 
@@ -214,7 +214,12 @@ class LowerMatrix(Algebra):
 
 def _minus(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """x - a b, where a b may be a sum of nothing."""
-    return x - a @ b if a.shape[-1] else x
+    return x - _times(a, b) if a.shape[-1] else x
+
+
+def _times(a: Tensor, x: Tensor) -> Tensor:
+    """a x; with one long row as (x^T a^T)^T, at which torch is four times faster."""
+    return (x.mT @ a.mT).mT if a.shape[-2] == 1 else a @ x
 
 
 def precision_as_low_rank(B: Element) -> tuple[Tensor, Tensor]:
