@@ -12,7 +12,7 @@ import pytest
 from tests import structures, test_laws, test_step
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/adding-a-structure.md", "docs/structures.md", "docs/notes/groups.md"]
+PAGES = ["README.md", *(str(page.relative_to(ROOT)) for page in sorted(ROOT.glob("docs/**/*.md")))]
 
 
 def run(page: str) -> dict:
