@@ -35,11 +35,25 @@ def step_mean(mu: Tensor, B: Element, g: Tensor, beta: float) -> Tensor:
 
 
 def step_factor(
-    B: AnyElement, hvp: HVP, *, beta: float, gamma: float = 1.0, diagonal: Tensor | None = None
+    B: AnyElement,
+    hvp: HVP,
+    *,
+    beta: float,
+    gamma: float = 1.0,
+    diagonal: Tensor | None = None,
+    cap: float | None = None,
 ) -> AnyElement:
-    """B h( (beta/2) P(B^-1 H B^-T - gamma I) ), with H given as in `Element.pull`."""
+    """B h( (beta/2) P(B^-1 H B^-T - gamma I) ), with H given as in `Element.pull`.
+
+    `cap` takes a smaller beta where the argument of h would otherwise have a larger number than this: where S is far
+    too small, one step would overshoot it by far (S grows with the fourth power of H), and take many to come down.
+    """
     beta, gamma = check.number(beta, "beta"), check.number(gamma, "gamma")
-    new = B.retract((beta / 2) * B.pull(hvp, diagonal).shift(-gamma))
+    M = (beta / 2) * B.pull(hvp, diagonal).shift(-gamma)
+    if cap is not None:
+        largest = max((float(t.abs().max()) for t in M.tensors() if t.numel()), default=0.0)
+        M = M * min(1.0, cap / largest) if largest > cap else M
+    new = B.retract(M)
     if not all(check.all_finite(t) for t in new.tensors()):
         raise ValueError(
             "the step overflowed: B^-1 H B^-T is too large for its number format; start from a larger S "

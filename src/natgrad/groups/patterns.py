@@ -86,21 +86,29 @@ def relation_sets(relation: object) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     return order, starts, np.concatenate([*rows, np.empty(0, np.int64)])
 
 
+def find(i: np.ndarray, j: np.ndarray, starts: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Where the entries at places (i, j), i above j, stand among the stored ones; -1 if they do not."""
+    p = len(starts) - 1
+    if not len(rows):
+        return np.full(len(i), -1)
+    keys = np.repeat(np.arange(p), np.diff(starts)) * p + rows
+    wanted = j * p + i
+    found = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
+    return np.where(keys[found] == wanted, found, -1)
+
+
 def positions(pattern: csr_array, order: np.ndarray, starts: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Where the pairs of a symmetric pattern, each once, stand among the stored entries."""
-    p = len(order)
     place = np.argsort(order)
     pairs = pattern.tocoo()
     i, j = place[pairs.row], place[pairs.col]
-    once = i <= j
-    wanted = np.sort(j[once] * p + i[once])
-    keys = np.repeat(np.arange(p), np.diff(starts)) * p + rows
-    found = np.searchsorted(keys, wanted).clip(max=max(len(keys) - 1, 0))
-    outside = np.flatnonzero(keys[found] != wanted) if len(keys) else found
+    i, j = i[i <= j], j[i <= j]
+    found = find(i, j, starts, rows)
+    outside = np.flatnonzero(found < 0)
     if len(outside):
-        j, i = divmod(int(wanted[outside[0]]), p)
+        i, j = order[i[outside[0]]], order[j[outside[0]]]
         raise ValueError(
-            f"hessian has an entry at ({order[i]}, {order[j]}), which relation holds in neither order; "
+            f"hessian has an entry at ({i}, {j}), which relation holds in neither order; "
             "widen the relation, or leave hessian out for exact products with any Hessian"
         )
-    return found
+    return np.sort(found)

@@ -18,16 +18,17 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
+from scipy.sparse import csc_array, csr_array, diags_array
 from torch import Tensor
 
 from natgrad.groups import check
-from natgrad.groups.base import CHUNK, Algebra, Structure, beside
+from natgrad.groups.base import CHUNK, Algebra, Element, Structure, beside
 from natgrad.groups.coloring import color
 from natgrad.groups.frozen import FrozenArray
 from natgrad.groups.ordering import elimination_tree, from_the_root, nested_dissection, straighten
-from natgrad.groups.patterns import above_sets, positions, relation_sets, sparsity
+from natgrad.groups.patterns import above_sets, find, positions, relation_sets, sparsity
 from natgrad.groups.remember import plain, remembered
+from natgrad.groups.superlu import symmetric_lu
 from natgrad.groups.upsets import UpSets
 
 if TYPE_CHECKING:
@@ -80,6 +81,31 @@ class SparseCholesky(Structure):
             object.__setattr__(self, name, FrozenArray(value))
         object.__setattr__(self, "hessian", where)
 
+    def cholesky(self, S: object, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Element:
+        """The B of this group with B B^T = S, for a sparse positive definite S with the pattern that the group is for."""
+        A = csc_array(S)
+        one = self.identity(A.shape[0], dtype=dtype, device=device)
+        order, p = self.order.array[::-1], A.shape[0]  # what is above is eliminated last
+        lu = symmetric_lu(csc_array(A[order][:, order]))
+        if lu is None:
+            raise ValueError("S must be positive definite to have a Cholesky factor")
+        L = (lu.L @ diags_array(lu.U.diagonal() ** 0.5)).tocoo()
+        moved = np.argsort(lu.perm_r)  # SuperLU may renumber within the same tree
+        place = p - 1 - moved
+        where = find(place[L.row], place[L.col], self.starts.array, self.rows.array)
+        if (where < 0).any():
+            raise ValueError(f"S has entries that {self} does not hold; make the structure from the pattern of S")
+        values = torch.zeros(one.tensors()[0].shape, dtype=torch.float64)
+        values[torch.as_tensor(where)] = torch.as_tensor(L.data, dtype=torch.float64)
+        return one.map(lambda v: values.to(v))
+
+    def hessian_entries(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """(i, j) of the entries that H may have, each pair once; None where H may be any matrix."""
+        if self.hessian is None:
+            return None
+        order, starts, rows, position = self.order.array, self.starts.array, self.rows.array, self.hessian.array
+        return order[rows[position]], order[np.searchsorted(starts, position, side="right") - 1]
+
     def __repr__(self) -> str:
         return f"SparseCholesky(p={len(self.order.array)}, {len(self.rows.array)} numbers)"
 
@@ -90,6 +116,11 @@ class SparseCholesky(Structure):
         values = torch.zeros(*batch, made.upsets.size, dtype=dtype, device=device)
         values[..., made.upsets.diagonal] = 1.0
         return SparseMatrix(self, values, made)
+
+
+def both_triangles(i: np.ndarray, j: np.ndarray, p: int) -> csr_array:
+    """The symmetric pattern with the entries (i, j) and (j, i)."""
+    return csr_array((np.ones(2 * len(i), bool), (np.append(i, j), np.append(j, i))), shape=(p, p))
 
 
 @dataclass(frozen=True)
@@ -103,12 +134,11 @@ class ReadOff:
 
     @classmethod
     def of(cls, structure: SparseCholesky, device: torch.device) -> ReadOff | None:
-        if structure.hessian is None:
+        entries = structure.hessian_entries()
+        if entries is None or structure.hessian is None:
             return None
-        order, starts, rows = structure.order.array, structure.starts.array, structure.rows.array
-        p, position = len(order), structure.hessian.array
-        i, j = order[rows[position]], order[np.searchsorted(starts, position, side="right") - 1]
-        pattern = csr_array((np.ones(2 * len(i), bool), (np.append(i, j), np.append(j, i))), shape=(p, p))
+        (i, j), p, position = entries, len(structure.order.array), structure.hessian.array
+        pattern = both_triangles(i, j, p)
         coloring = color(pattern)
         seeds = np.arange(coloring.colors) == coloring.color[:, None]
         indices = [torch.tensor(a, dtype=torch.int64, device=device) for a in (position, *coloring.read(i, j))]
