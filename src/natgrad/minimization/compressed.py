@@ -1,0 +1,84 @@
+"""A Hessian with a known sparsity, read off one product for each colour."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array, issparse
+from torch import Tensor
+
+from natgrad.groups.coloring import color
+from natgrad.minimization.factor import lower_pairs
+from natgrad.minimization.objective import Point
+
+
+class Compressed:
+    """The entries H_ij, i >= j, of a symmetric pattern, in the order of `lower_pairs`."""
+
+    def __init__(self, pattern: csr_array):
+        self.pattern = pattern
+        self.i, self.j = lower_pairs(pattern)
+        self.p = pattern.shape[0]
+        self.on_diagonal = np.flatnonzero(self.i == self.j)
+        self.on_diagonal = self.on_diagonal[np.argsort(self.i[self.on_diagonal])]
+
+    @cached_property
+    def _coloring(self) -> tuple[Tensor, Tensor]:
+        """The 0-1 seeds (p, colors), and where the entries stand among the products, laid out flat."""
+        coloring = color(self.pattern)
+        row, product = coloring.read(self.i, self.j)
+        seeds = torch.zeros(self.p, coloring.colors, dtype=torch.float64)
+        seeds[torch.arange(self.p), torch.as_tensor(coloring.color)] = 1.0
+        return seeds, torch.as_tensor(row * coloring.colors + product)
+
+    @property
+    def colors(self) -> int:
+        return self._coloring[0].shape[1]
+
+    def entries(self, point: Point) -> Tensor:
+        if point.objective.hess is not None and issparse(given := point.matrix_given()):
+            return torch.as_tensor(self._read(given), dtype=point.x.dtype)
+        seeds, where = self._coloring
+        return point.products(seeds.to(point.x)).reshape(-1)[where.to(point.x.device)]
+
+    def _read(self, H: Any) -> np.ndarray:
+        """The entries of the user's own sparse matrix, which may not hold others."""
+        H = csr_array(H)
+        outside = _outside(H, self.pattern)
+        if outside is not None:
+            raise ValueError(
+                f"hess returned a nonzero at row {outside[0]}, column {outside[1]}, which hess_sparsity (or hess at x0) "
+                "does not hold; pass a hess_sparsity with every entry that can be nonzero"
+            )
+        return np.asarray(H[self.i, self.j]).reshape(-1)
+
+    def product(self, entries: Tensor, v: Tensor) -> Tensor:
+        """H v from the entries."""
+        i, j = torch.as_tensor(self.i, device=v.device), torch.as_tensor(self.j, device=v.device)
+        off = torch.where(i == j, 0.0, entries)
+        return torch.zeros_like(v).index_add(0, i, entries * v[j]).index_add(0, j, off * v[i])
+
+    def check(self, point: Point, entries: Tensor, seed: int) -> None:
+        """A random product tells whether the pattern misses an entry of H, and in which row."""
+        random = torch.Generator().manual_seed(seed)
+        v = (torch.rand(self.p, generator=random, dtype=torch.float64) + 0.5).to(point.x)
+        expected = point.products(v.unsqueeze(-1)).squeeze(-1)
+        gap = (self.product(entries, v) - expected).abs()
+        scale = self.product(entries.abs(), v) + expected.abs()
+        bad = (gap > 1e4 * torch.finfo(v.dtype).eps * (scale + scale.mean())).nonzero()
+        if len(bad):
+            row = int(gap.argmax())
+            raise ValueError(
+                f"hess_sparsity misses a nonzero in row {row}: a random product H v differs there from that of the "
+                f"entries by {float(gap[row]):.3g}; add the entry, or leave hess_sparsity out"
+            )
+
+
+def _outside(H: csr_array, pattern: csr_array) -> tuple[int, int] | None:
+    lost = csr_array(H != 0).astype(np.int8) - csr_array(H != 0).astype(np.int8).multiply(pattern.astype(np.int8))
+    lost = csr_array(lost).tocoo()
+    where = np.flatnonzero(lost.data)
+    return (int(lost.row[where[0]]), int(lost.col[where[0]])) if len(where) else None
