@@ -18,6 +18,7 @@ from natgrad.groups import (
     covariance_as_low_rank,
     precision_as_low_rank,
 )
+from natgrad.minimization import minimize, scipy_method
 from natgrad.step import curvature_first_step, paper_step
 
 __version__ = "0.1.0"
@@ -39,6 +40,8 @@ __all__ = [
     "Upper",
     "covariance_as_low_rank",
     "curvature_first_step",
+    "minimize",
     "paper_step",
     "precision_as_low_rank",
+    "scipy_method",
 ]

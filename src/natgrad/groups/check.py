@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from natgrad.groups.base import Element, Stored
 
 
+class NotFiniteError(ValueError):
+    """NaN or infinity where numbers are needed; nothing has been changed."""
+
+
 def shape(sizes: Sequence[int]) -> str:
     return "(" + ", ".join(map(str, sizes)) + ("," if len(sizes) == 1 else "") + ")"
 
@@ -83,7 +87,7 @@ def diagonal(owner: Element, d: object) -> Tensor:
     if d.shape != owner.shape[:-1]:
         raise ValueError(f"pull: diagonal must hold diag(H), {shape(owner.shape[:-1])}, got {shape(d.shape)}")
     if not all_finite(d):
-        raise ValueError("pull: diagonal holds NaN or infinity; the element is unchanged")
+        raise NotFiniteError("pull: diagonal holds NaN or infinity; the element is unchanged")
     return d
 
 

@@ -44,8 +44,8 @@ class Hessian:
             )
         if not check.all_finite(HV):
             if not check.all_finite(V):
-                raise ValueError(
+                raise check.NotFiniteError(
                     "the element is too badly conditioned to solve with: B^-T e is not finite; it is unchanged"
                 )
-            raise ValueError("hvp returned NaN or infinity; the element it was meant for is unchanged")
+            raise check.NotFiniteError("hvp returned NaN or infinity; the element it was meant for is unchanged")
         return HV

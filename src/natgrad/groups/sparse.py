@@ -81,8 +81,10 @@ class SparseCholesky(Structure):
             object.__setattr__(self, name, FrozenArray(value))
         object.__setattr__(self, "hessian", where)
 
-    def cholesky(self, S: object, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Element:
-        """The B of this group with B B^T = S, for a sparse positive definite S with the pattern that the group is for."""
+    def cholesky(
+        self, S: object, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Element:
+        """The B of this group with B B^T = S, for a positive definite S with the sparsity that the group is for."""
         A = csc_array(S)
         one = self.identity(A.shape[0], dtype=dtype, device=device)
         order, p = self.order.array[::-1], A.shape[0]  # what is above is eliminated last

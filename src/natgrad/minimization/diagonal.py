@@ -17,20 +17,19 @@ PROBES = 8
 
 
 class Diagonals:
-    """The source of diag(H) for one run."""
+    """The source of diag(H) for one run: diag(H) at a point, (p,), or None where p products give the whole pull."""
 
     def __init__(self, compressed: Compressed | None, seed: int):
         self.compressed, self.generator = compressed, torch.Generator().manual_seed(seed)
         self.warned = False
 
-    def at(self, point: Point) -> Tensor | None:
-        """diag(H), (p,), or None where p products give the whole pull."""
+    def __call__(self, point: Point) -> Tensor | None:
         objective = point.objective
         if objective.hess_diag is not None:
             y = objective.hess_diag(objective.give(point.x), *objective.args)
             return objective.layout.vector(y, "hess_diag")
         if self.compressed is not None:
-            return self.compressed.entries(point)[torch.as_tensor(self.compressed.on_diagonal)]
+            return self.compressed.hessian(point)[torch.as_tensor(self.compressed.on_diagonal)]
         if objective.hess is not None and (isinstance(H := point.matrix_given(), Tensor) or issparse(H)):
             diagonal: Any = H.diagonal()
             return torch.as_tensor(diagonal).to(point.x)
@@ -43,7 +42,7 @@ class Diagonals:
                 f"diag(H) is estimated from {PROBES} random Hessian products in each iteration, with large errors; "
                 "pass hess_diag= or hess_sparsity= for an exact one",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=2,
             )
             self.warned = True
         z = torch.randint(0, 2, (len(point.x), PROBES), generator=self.generator).to(point.x) * 2 - 1

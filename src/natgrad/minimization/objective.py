@@ -55,7 +55,9 @@ class Objective:
             object.__setattr__(self, "by_torch", needs_torch and not self.jac and self._is_torch())
             if needs_torch and not self.by_torch:
                 missing = "jac" if not self.jac else "hessp"
-                raise ValueError(f"fun takes NumPy arrays, so its derivatives must be given: {missing} is missing; {HOW}")
+                raise ValueError(
+                    f"fun takes NumPy arrays, so its derivatives must be given: {missing} is missing; {HOW}"
+                )
 
     def _is_torch(self) -> bool:
         x = self.layout.start.clone().requires_grad_()
@@ -192,6 +194,6 @@ def _scalar(value: Any) -> float:
     if size != 1:
         shape = tuple(value.shape) if isinstance(value, Tensor) else np.shape(value)
         raise ValueError(f"fun must return one number, got shape {shape}; sum it, or take its mean")
-    if (value.is_complex() if isinstance(value, Tensor) else np.iscomplexobj(value)):
+    if value.is_complex() if isinstance(value, Tensor) else np.iscomplexobj(value):
         raise ValueError(f"fun must return a real number, got {value!r}")
-    return float(value)
+    return float(value.detach() if isinstance(value, Tensor) else value)

@@ -1,0 +1,105 @@
+"""mode="linesearch": S from the curvature first, then a safeguarded step along -S^-1 g.
+
+Newton's steps along a curved valley must go uphill now and then, so a step need only end below the largest of the last
+ten values (Grippo, Lampariello and Lucidi 1986). Three steps that find nothing lower than before were wasted, though:
+the run goes back, and takes one monotone step, after the next such failure two, then four (the watchdog of
+Chamberlain, Powell, Lemarechal and Pedersen 1982).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from natgrad.minimization.cg import truncated_cg
+from natgrad.minimization.curvature import Curvature
+from natgrad.minimization.linesearch import Failure, search
+from natgrad.minimization.objective import Point
+from natgrad.minimization.run import CONVERGED, STUCK, Ended, Method, largest
+from natgrad.minimization.saddle import way_down
+
+MEMORY, PATIENCE = 10, 3
+ROUNDING = 4  # values of l are known to about so many units of the last place
+
+
+@dataclass
+class Descent(Method):
+    beta: float
+    gamma: float
+    cg_steps: int
+
+    recent: deque[float] = field(init=False, default_factory=lambda: deque(maxlen=MEMORY))
+    lowest: tuple[Point, Curvature] | None = field(init=False, default=None)
+    vain: int = field(init=False, default=0)  # steps since then
+    monotone: int = field(init=False, default=0)  # steps to come that must go down
+    penalty: int = field(init=False, default=1)
+    still: int = field(init=False, default=0)  # steps without any progress
+    decrement0: float = field(init=False, default=math.nan)  # g^T S^-1 g at the start
+
+    def step(self, point: Point, curvature: Curvature) -> tuple[Point, Curvature]:
+        point, curvature = self._followed(point, curvature)
+        d, slope = self._direction(point, curvature)
+        noise = ROUNDING * torch.finfo(d.dtype).eps * abs(point.value)
+        new = Failure(0.0) if -slope <= noise else search(point, d, slope, max(self.recent))
+        if isinstance(new, Point):
+            self.still = 0
+            return new, curvature
+
+        noise = max(noise, 2 * new.change)
+        settled = settle(point, d, noise)
+        self.still = 0 if largest(settled.gradient()) < largest(point.gradient()) / 2 else self.still + 1
+        if self.still == curvature.patience:
+            if -slope <= 2 * noise:
+                raise Ended(CONVERGED, "converged: no step changes f beyond its rounding errors", settled)
+            raise Ended(STUCK, "no step along -S^-1 gradient lowers f: are the derivatives right?")
+        return settled, curvature
+
+    def stationary(self, point: Point, curvature: Curvature) -> tuple[Point, Curvature]:
+        """The end, unless the point is a saddle and there is a way down from it."""
+        curvature = curvature.follow(point, self.beta, self.gamma)
+        saddle = curvature.indefinite(point)
+        if saddle and (lower := way_down(point)) is not None:
+            return lower, curvature
+        message = f"converged: max |gradient| = {largest(point.gradient()):.2g}, within gtol"
+        raise Ended(CONVERGED, message + "; it may be a saddle" * saddle, point, curvature)
+
+    def _followed(self, point: Point, curvature: Curvature) -> tuple[Point, Curvature]:
+        """S with the Hessian at the point; or back to the lowest point and its S."""
+        down = self.lowest is None or point.value < self.lowest[0].value
+        self.vain = 0 if down else self.vain + 1
+        if self.lowest is not None and self.vain == PATIENCE:
+            point, curvature = self.lowest
+            self.vain, self.monotone, self.penalty = 0, self.penalty, 2 * self.penalty
+        else:
+            curvature = curvature.follow(point, self.beta, self.gamma)
+            self.lowest = (point, curvature) if down else self.lowest
+        if self.monotone:
+            self.monotone -= 1
+            self.recent.clear()
+        self.recent.append(point.value)
+        return point, curvature
+
+    def _direction(self, point: Point, curvature: Curvature) -> tuple[Tensor, float]:
+        """A descent direction and its slope g^T d."""
+        g = point.gradient()
+        d = -curvature.covariance(g)
+        slope = float(g @ d)
+        if self.cg_steps and slope < 0:
+            self.decrement0 = -slope if math.isnan(self.decrement0) else self.decrement0
+            forcing = min(0.5, (-slope / self.decrement0) ** 0.25)
+            d = truncated_cg(point, curvature.covariance, g, self.cg_steps, forcing)
+            slope = float(g @ d)
+        if not (slope < 0 and math.isfinite(slope)):
+            raise Ended(STUCK, "S is too badly conditioned to solve S d = -gradient")
+        return d, slope
+
+
+def settle(point: Point, d: Tensor, noise: float) -> Point:
+    """Where rounding hides what l does, the gradient decides: the full step if it makes that smaller, else none."""
+    trial = point.objective.at(point.x + d)
+    good = trial.value <= point.value + noise and largest(trial.gradient()) < largest(point.gradient())
+    return trial if good else point
