@@ -30,7 +30,7 @@ def step_mean(mu: Tensor, B: Element, g: Tensor, beta: float) -> Tensor:
         raise ValueError(f"mu and g must be alike, got {check.shape(mu.shape)} and {check.shape(g.shape)}")
     for x, name in ((mu, "mu"), (g, "the gradient")):
         if not check.all_finite(x):
-            raise ValueError(f"{name} holds NaN or infinity; nothing has been changed")
+            raise check.NotFiniteError(f"{name} holds NaN or infinity; nothing has been changed")
     return mu - check.number(beta, "beta") * B.covariance(g)
 
 
@@ -55,7 +55,7 @@ def step_factor(
         M = M * min(1.0, cap / largest) if largest > cap else M
     new = B.retract(M)
     if not all(check.all_finite(t) for t in new.tensors()):
-        raise ValueError(
+        raise check.NotFiniteError(
             "the step overflowed: B^-1 H B^-T is too large for its number format; start from a larger S "
             "(B = I scaled by the root of the largest |H_ii|) or take a smaller beta. B is unchanged"
         )
