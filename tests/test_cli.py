@@ -27,6 +27,16 @@ def test_structures_as_json(tmp_path, capsys):
     assert rows["Lower(2)"]["pull"] == 2
 
 
+def test_a_reader_that_leaves_is_no_error():
+    command = [sys.executable, "-m", "natgrad", "structures", "--p", "64", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
 def test_bench_groups_writes_its_results(tmp_path, capsys):
     assert main(["bench", "groups", "--out", str(tmp_path), "--largest", "16000", "--repeats", "1"]) == 0
     result = json.loads((tmp_path / "groups.json").read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -28,7 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     try:
-        return modules[arguments.command].run(arguments)
+        code = modules[arguments.command].run(arguments)
+        sys.stdout.flush()  # here, where a pipe that nobody reads any more can be caught
+        return code
+    except BrokenPipeError:  # as from `natgrad ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (ValueError, OSError, ModuleNotFoundError) as error:
         print(f"natgrad {arguments.command}: {error}", file=sys.stderr)
         return 1
