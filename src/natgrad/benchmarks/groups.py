@@ -21,7 +21,7 @@ from torch import Tensor
 import natgrad as ng
 from natgrad.experiments.structures import chain
 from natgrad.groups.base import Size, Structure
-from natgrad.plots import pyplot
+from natgrad.plots import ORANGE, pyplot
 
 OPERATIONS = ["apply", "solve", "product", "pull", "retract"]
 BLOCKS: list[tuple[str, Callable[[int], Structure]]] = [
@@ -39,6 +39,7 @@ OTHERS: list[tuple[str, Callable[[int], Structure], Callable[[int], Size], int]]
     ("Kronecker(Lower(5), Lower(5))", lambda p: ng.Kronecker(ng.Lower(5), ng.Lower(5)), lambda p: split(p), 10**6),
 ]
 LARGE = 64_000  # from here on the vectors and factors outgrow the second-level cache
+AIM = {"exponent": 1.1, "bandwidth_share": 0.3}  # in p, at most; of a copy, at least, for apply and solve
 FEW_PRODUCTS = ("Lower", "Upper", "Diagonal", "SparseCholesky")  # the others' pull asks for p products
 
 
@@ -46,9 +47,15 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder for groups.json and .png")
     parser.add_argument("--largest", type=int, default=10**6, help="largest p (default 1000000)")
     parser.add_argument("--repeats", type=int, default=15, help="timings of each operation, the median of which counts")
+    parser.add_argument("--redraw", action="store_true", help="measure nothing: draw the .png anew from the .json")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    pyplot()  # first: it may be missing
+    if arguments.redraw:
+        plot(json.loads((arguments.out / "groups.json").read_text())["rows"], arguments.out / "groups.png")
+        print(f"wrote {arguments.out / 'groups.png'}")
+        return 0
     if arguments.largest < 16_000:
         raise ValueError(f"--largest must be at least 16000, for exponents over three sizes, got {arguments.largest}")
     if arguments.repeats < 1:
@@ -63,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
                 rows += measure(name, k, make(p), size(p), p, arguments.repeats, bandwidth)
                 report(rows[-len(OPERATIONS) :])
     result = {
-        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        "machine": {"processor": processor(), "cores": os.cpu_count()},
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "dtype": "float64",
@@ -77,6 +84,16 @@ def run(arguments: argparse.Namespace) -> int:
     plot(rows, arguments.out / "groups.png")
     print(f"\nwrote {arguments.out / 'groups.json'} and {arguments.out / 'groups.png'}")
     return 0
+
+
+def processor() -> str:
+    """The model where Linux tells it, else the architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def cases() -> list[tuple[str, int | None, Callable[[int], Structure], Callable[[int], Size], int]]:
@@ -224,32 +241,61 @@ def print_exponents(found: list[dict[str, Any]]) -> None:
             print(f"{label:33} " + " ".join(f"{mine[o]:8.2f}" if o in mine else " " * 8 for o in OPERATIONS))
 
 
+DRAWN: dict[tuple[str, int | None], tuple[str, str]] = {  # colour and mark; Lower(0) is Diagonal, Upper near Lower
+    ("Diagonal()", None): ("black", "o"),
+    ("Lower(k)", 1): ("#8fbbe0", "o"),
+    ("Lower(k)", 5): ("#3f86c0", "s"),
+    ("Lower(k)", 20): ("#123f6d", "D"),
+    ("BlockDiagonal(8)", None): ("#b59a00", "v"),
+    ("Toeplitz()", None): ("#1b9e77", "^"),
+    ("Circulant()", None): ("#c2559d", "<"),
+    ("SparseCholesky(chain)", None): (ORANGE, "P"),
+    ("Kronecker(Lower(5), Lower(5))", None): ("#8a8a8a", "X"),
+}
+
+
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """One panel an operation: milliseconds over p, a colour for each structure, a mark for each k."""
+    """Milliseconds over p for each operation, and the bandwidth of apply and solve."""
     plt = pyplot()
     from matplotlib.lines import Line2D
 
-    timed = [
-        row for row in rows if "seconds" in row and row["structure"] != "Upper(k)"
-    ]  # as Lower(k) but for two flips
-    names = list(dict.fromkeys((row["structure"], row["k"]) for row in timed))
-    colors = dict(zip(dict.fromkeys(name for name, _ in names), plt.get_cmap("tab10").colors, strict=False))
-    marks = dict(zip((*KS, None), ("o", "s", "^", "D", "."), strict=True))
-    figure, axes = plt.subplots(1, len(OPERATIONS), figsize=(13.5, 3.6), sharey=True)
-    for axis, operation in zip(axes, OPERATIONS, strict=True):
-        for name, k in names:
-            mine = [row for row in timed if (row["structure"], row["k"], row["operation"]) == (name, k, operation)]
-            p, ms = [row["p"] for row in mine], [1e3 * row["seconds"] for row in mine]
-            axis.loglog(p, ms, color=colors[name], marker=marks[k], markersize=3.5, linewidth=1.1)
-        axis.loglog([1e4, 1e6], [3e-3, 0.3], color="black", linestyle=":", linewidth=1)
-        axis.set_title(operation)
+    figure, axes = plt.subplots(2, 4, figsize=(11, 5.4), sharex=True)
+    panels: list[tuple[Any, str, str, str, float]] = [
+        (axis, operation, "seconds", operation, 1e3) for axis, operation in zip(axes.flat, OPERATIONS, strict=False)
+    ]
+    shares = [("apply", axes[1, 1]), ("solve", axes[1, 2])]
+    panels += [
+        (axis, operation, "bandwidth_share", f"{operation}: bandwidth of a copy", 100) for operation, axis in shares
+    ]
+    p = np.array(sorted({row["p"] for row in rows}))
+    for axis, operation, what, title, unit in panels:
+        for (name, k), (color, mark) in DRAWN.items():
+            wanted = {"structure": name, "k": k, "operation": operation}
+            mine = [row for row in rows if what in row and all(row[key] == value for key, value in wanted.items())]
+            points = [row["p"] for row in mine], [unit * row[what] for row in mine]
+            axis.loglog(*points, color=color, marker=mark, markersize=3.5, linewidth=1.2)
+        if what == "seconds":
+            axis.loglog(p, 6e-3 * p / p[0], color="grey", linestyle=":", linewidth=1.5, zorder=1)
+            axis.set_ylim(4e-3, 1.5e4)
+        else:
+            axis.axhline(unit * AIM["bandwidth_share"], color="black", linestyle="--", linewidth=1)
+            axis.set_ylim(0.05, 600)
+            axis.yaxis.set_major_formatter("{x:g}%")
+        axis.set_title(title)
+    for axis in axes[1, :3]:
         axis.set_xlabel("p")
-    axes[0].set_ylabel("milliseconds")
-    handles = [Line2D([], [], color=color, label=name) for name, color in colors.items()]
-    for k in KS:
-        handles.append(Line2D([], [], color="grey", marker=marks[k], linestyle="", markersize=4, label=f"k = {k}"))
-    handles.append(Line2D([], [], color="black", linestyle=":", label="linear in p"))
-    figure.legend(handles=handles, loc="lower center", ncols=7, bbox_to_anchor=(0.5, -0.13), fontsize=8)
-    figure.tight_layout()
+    axes[0, 3].tick_params(labelbottom=True)
+    axes[0, 3].set_xlabel("p")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("milliseconds")
+    handles = [
+        Line2D([], [], color=color, marker=mark, markersize=4, label=name.replace("(k)", f"({k})"))
+        for (name, k), (color, mark) in DRAWN.items()
+    ]
+    handles.append(Line2D([], [], color="grey", linestyle=":", linewidth=1.5, label="linear in p"))
+    handles.append(Line2D([], [], color="black", linestyle="--", label=f"{AIM['bandwidth_share']:.0%} of a copy"))
+    axes[1, 3].axis("off")
+    axes[1, 3].legend(handles=handles, loc="center", fontsize=8.5)
+    figure.tight_layout(w_pad=0.8)
     figure.savefig(path)
     plt.close(figure)
