@@ -227,3 +227,15 @@ def test_a_relation_need_not_be_a_tree():
     relation[0, 2] = relation[1, 2] = 1
     structure = ng.SparseCholesky.from_relation(relation)
     assert (support(structure, 3) == relation.astype(bool)).all()
+
+
+def test_the_pattern_is_trusted_and_a_bare_relation_takes_any_hessian():
+    H = torch.tensor(chain(4).toarray() + 3 * np.eye(4))
+    H[0, 3] = H[3, 0] = 1.0  # not in the chain
+    trusting = ng.SparseCholesky(chain(4))
+    i, j = support(trusting, 4).nonzero()
+    exact = ng.SparseCholesky.from_relation(csr_array((np.ones(len(i)), (i, j)), shape=(4, 4)))
+    X = [s.identity(4, dtype=torch.float64).pull(lambda V: H @ V).dense() for s in (trusting, exact)]
+    want = torch.where(torch.tensor(support(trusting, 4)), H + torch.triu(H, 1) + torch.tril(H, -1), 0.0)
+    assert torch.allclose(X[1], want)
+    assert not torch.allclose(X[0], want)
