@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, csr_matrix
 
 import natgrad as ng
 
@@ -32,7 +32,15 @@ DESCRIPTIONS = {
     "that 3 divides, got p=4": lambda: ng.BlockDiagonal(3).identity(4),
     "got dtype=torch.int64": lambda: ng.Dense().identity(3, dtype=torch.int64),
     "got dtype=torch.float16": lambda: ng.Dense().identity(3, dtype=torch.float16),
-    "write batch=(3,)": lambda: ng.Dense().identity(3, batch=3),
+    "got 'float32'; use torch.float32 or torch.float64": lambda: ng.Dense().identity(3, dtype="float32"),
+    "got <class 'numpy.float32'>; use torch.float32": lambda: ng.Dense().identity(3, dtype=np.float32),
+    "one that this torch has, as 'cpu'": lambda: ng.Dense().identity(3, device="bogus"),
+    "torch.cuda.is_available(), got 'cuda:99'": lambda: ng.Dense().identity(3, device="cuda:99"),
+    "got 'mps:99'": lambda: ng.Lower(1).identity(3, device="mps:99"),
+    "got 'hpu:99'": lambda: ng.Lower(1).identity(3, device="hpu:99"),
+    "is_available(), got 1.5": lambda: ng.Lower(1).identity(3, device=1.5),
+    "k1 must be a whole number, got Tensor": lambda: ng.Lower(torch.eye(30)),
+    "got 3; write batch=(3,)": lambda: ng.Dense().identity(3, batch=3),
     "a batch size must be at least 0, got -1": lambda: ng.Dense().identity(3, batch=(-1,)),
     "index 4 is out of range": lambda: ng.Conjugate(ng.Lower(1), [0, 1, 4, 2]),
     "index -1 is out of range": lambda: ng.Conjugate(ng.Lower(1), [0, -1]),
@@ -41,15 +49,30 @@ DESCRIPTIONS = {
     "by is not orthogonal: an entry of Q^T Q - I is nan": lambda: ng.Conjugate(ng.Lower(1), np.full((2, 2), np.nan)),
     "got float64 of shape (2, 3)": lambda: ng.Conjugate(ng.Lower(1), np.ones((2, 3))),
     "got float64 of shape (3,)": lambda: ng.Conjugate(ng.Lower(1), np.arange(3.0)),
+    "by must be an array, with rows of one length, got [[1, 0], [0]]": lambda: ng.Conjugate(ng.Lower(1), [[1, 0], [0]]),
+    "a permutation matrix is given by its permutation, by.argmax(0)": lambda: ng.Conjugate(
+        ng.Lower(1), np.eye(3, dtype=int)
+    ),
+    "by must be dense, got csr_array: by.toarray()": lambda: ng.Conjugate(ng.Lower(1), csr_array(np.eye(3))),
+    "by must be dense, got Tensor": lambda: ng.Conjugate(ng.Lower(1), torch.eye(3).to_sparse()),
     "expected a structure first": lambda: ng.Conjugate(np.arange(3), ng.Lower(1)),
     "is of size 3, got p=4": lambda: ng.Conjugate(ng.Lower(1), [2, 1, 0]).identity(4),
     "conjugate its sides": lambda: ng.Conjugate(ng.Kronecker(ng.Dense(), ng.Dense()), [1, 0]),
     "expected two structures": lambda: ng.Kronecker(ng.Dense(), 3),
-    "needs both sizes, a tuple as in identity((m, n))": lambda: ng.Kronecker(ng.Dense(), ng.Dense()).identity(6),
+    "needs both sizes, as in identity((m, n)) for p = m n, got 6": lambda: ng.Kronecker(
+        ng.Dense(), ng.Dense()
+    ).identity(6),
     "hessian must be square, p x p, got shape (2, 3)": lambda: ng.SparseCholesky(np.ones((2, 3))),
     "hessian must be square, p x p, got shape (3,)": lambda: ng.SparseCholesky(np.ones(3)),
     "has (0, 2) and not (2, 0)": lambda: ng.SparseCholesky(csr_array(([1.0], ([0], [2])), shape=(3, 3))),
     "must be a sparse matrix or a dense array of real numbers": lambda: ng.SparseCholesky([["a", "b"], ["c", "d"]]),
+    "hessian holds NaN or infinity": lambda: ng.SparseCholesky(np.full((3, 3), np.nan)),
+    "hessian holds NaN or infinity; pass ones": lambda: ng.SparseCholesky(torch.full((3, 3), torch.inf)),
+    "hessian holds NaN": lambda: ng.SparseCholesky(csr_array(np.diag([1.0, np.nan]))),
+    "hessian must be an array, with rows of one length": lambda: ng.SparseCholesky([[1, 0], [0]]),
+    "order must be an array": lambda: ng.SparseCholesky(np.eye(3), order=[0, [1, 2]]),
+    "relation holds NaN": lambda: ng.SparseCholesky.from_relation(np.diag([1.0, np.nan])),
+    "real numbers, got torch.complex64": lambda: ng.SparseCholesky(torch.eye(3) * 1j),
     "order is no permutation": lambda: ng.SparseCholesky(np.eye(3), order=[0, 0, 1]),
     "one entry for each of 3 rows, got 2": lambda: ng.SparseCholesky(np.eye(3), order=[0, 1]),
     "was made for p=3, got p=4": lambda: ng.SparseCholesky(np.eye(3)).identity(4),
@@ -85,7 +108,10 @@ OPERATIONS = {
     "(3, 4, 4) and (4, 4)": lambda B: one(batch=(3,)) + B,
     "must share the element's structure": lambda B: B.retract(one(ng.Lower(2))),
     "the element's shape, expected (4, 4), got (5, 5)": lambda B: B.retract(one(p=5)),
-    "the element's structure, expected Lower(k1=1, k2=0), got None": lambda B: B.retract(torch.eye(4)),
+    "a tangent, as project or pull return it, got Tensor": lambda B: B.retract(torch.eye(4)),
+    "a tangent, as project or pull return it, got float": lambda B: B.retract(0.1),
+    "a divisor must be a finite number other than 0, got 0": lambda B: B / 0,
+    "a divisor must be a finite number other than 0": lambda B: B / np.float64(0),
     "a scalar must be a finite number, got nan": lambda B: float("nan") * B,
     "a scalar must be a finite number, got inf": lambda B: B * float("inf"),
     "of shape (), got torch.float32 of shape (2,)": lambda B: B * torch.ones(2),
@@ -94,9 +120,11 @@ OPERATIONS = {
     "hvp returned NaN or infinity": lambda B: B.pull(lambda V: V / 0, x64),
     "hvp must return a torch tensor, but returned ndarray": lambda B: B.pull(lambda V: V.numpy(), x64),
     "it was given (4, 1), torch.float64, cpu and returned (4,)": lambda B: B.pull(lambda V: V[:, 0], x64),
-    "step, as g expected a torch tensor, got list": lambda B: ng.paper_step(x64, B, [1.0], lambda V: V, beta=0.1),
-    "step, as mu expected torch.float64": lambda B: ng.paper_step(x64.float(), B, x64, lambda V: V, beta=0.1),
-    "step, as mu, expected a vector (4,)": lambda B: ng.paper_step(x64[:1], B, x64, lambda V: V, beta=0.1),
+    "step, as g: expected a torch tensor, got list": lambda B: ng.paper_step(x64, B, [1.0], lambda V: V, beta=0.1),
+    "Lower(k1=1, k2=0), step, as mu: expected torch.float64": lambda B: ng.paper_step(
+        x64.float(), B, x64, lambda V: V, beta=0.1
+    ),
+    "step, as mu: expected a vector (4,)": lambda B: ng.paper_step(x64[:1], B, x64, lambda V: V, beta=0.1),
     "mu and g must be alike": lambda B: ng.paper_step(x64[:, None], B, x64, lambda V: V, beta=0.1),
     "mu holds NaN": lambda B: ng.paper_step(x64 * float("nan"), B, x64, lambda V: V, beta=0.1),
     "beta must be a finite number, got nan": lambda B: ng.paper_step(x64, B, x64, lambda V: V, beta=float("nan")),
@@ -121,6 +149,39 @@ def test_operations_refuse_and_leave_the_element_alone(message):
 def test_matrix_products_are_not_written_with_a_star():
     with pytest.raises(TypeError, match="written A @ B"):
         one() * one()  # pyright: ignore[reportOperatorIssue]
+
+
+OPERANDS = {
+    "takes two of the same group, got LowerMatrix of Lower(k1=1, k2=0) and Tensor; use B.apply(x)": lambda B: B @ x64,
+    "and NoneType; use B.apply(x) for vectors": lambda B: B @ None,
+    "and int; M.shift(c) is M + c I": lambda B: B + 1,
+    "and Tensor; M.shift(-c) is M - c I": lambda B: B - torch.eye(4),
+    "expected a number or a tensor of them, got str": lambda B: B * "a",
+    "got NoneType; products of matrices": lambda B: B / None,
+    "'numpy.ndarray' and 'KroneckerMatrix'": lambda _: np.eye(4) @ one(ng.Kronecker(ng.Dense(), ng.Dense()), (2, 2)),
+    "BlockDiagonalMatrix of Dense()": lambda B: B @ one(ng.Dense()),
+}
+
+
+@pytest.mark.parametrize("message", OPERANDS)
+def test_operators_say_in_one_line_what_they_take(message):
+    with pytest.raises(TypeError, match=re.escape(message)) as caught:
+        OPERANDS[message](one())
+    assert len(str(caught.value)) < 160
+    assert "\n" not in str(caught.value)
+
+
+def test_the_permutation_of_a_permutation_matrix_is_as_the_messages_say():
+    Q = np.eye(5)[[3, 1, 4, 0, 2]]
+    M = torch.randn(5, 2, dtype=F64)
+    by_matrix = one(ng.Conjugate(ng.Lower(2), Q), 5).project(M, M).dense()
+    for by in (Q.argmax(0), np.ravel(csr_matrix(Q).argmax(0))):
+        assert torch.allclose(one(ng.Conjugate(ng.Lower(2), by), 5).project(M, M).dense(), by_matrix)
+
+
+def test_both_sizes_may_be_a_list():
+    structure = ng.Kronecker(ng.Lower(1), ng.Dense())
+    assert structure.identity([2, 3], batch=[4]).shape == structure.identity((2, 3), batch=(4,)).shape == (4, 6, 6)
 
 
 def test_elements_of_different_groups_do_not_mix():

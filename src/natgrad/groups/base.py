@@ -47,8 +47,7 @@ class Structure(ABC):
     ) -> Element:
         """The identity matrix of size p as an element of this group, `batch` of them."""
         dtype = check.dtype(torch.get_default_dtype() if dtype is None else dtype)
-        device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
-        return self._identity(p, check.batch(batch), dtype, device)
+        return self._identity(p, check.batch(batch), dtype, check.device(device))
 
     @abstractmethod
     def _identity(self, p: Any, batch: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Element: ...
@@ -59,6 +58,8 @@ class Stored(ABC):
     """What elements and tangents share: a structure, and tensors with the same leading batch dimensions."""
 
     structure: Structure
+
+    __array_ufunc__ = None  # so that a NumPy number on the left leaves the product to us
 
     @property
     @abstractmethod
@@ -116,8 +117,6 @@ class Tangent(Stored):
     Scalars are numbers, which must be finite, or tensors of one number a batch member, which are not looked at.
     """
 
-    __array_ufunc__ = None  # so that a NumPy number on the left leaves the product to us
-
     def __add__(self, other: Self) -> Self:
         check.alike(self, other, "+")
         return self.map(torch.add, other)
@@ -137,7 +136,7 @@ class Tangent(Stored):
     __rmul__ = __mul__
 
     def __truediv__(self, scalar: float | Tensor) -> Self:
-        a = check.scalar(self, scalar)
+        a = check.divisor(self, scalar)
         return self.map(lambda t: t / beside(a, t))
 
     def shift(self, c: float | Tensor) -> Self:

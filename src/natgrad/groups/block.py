@@ -263,7 +263,9 @@ def _as_lower(B: Element) -> tuple[LowerMatrix, Callable[[Tensor], Tensor]]:
         moves.append(inner.by.forward)
         inner = inner.inner
     if not isinstance(inner, LowerMatrix):
-        raise ValueError(f"expected an element of Lower or Upper (or of one with its coordinates permuted), got {B!r}")
+        raise ValueError(
+            f"expected an element of Lower or Upper (or of one with its coordinates permuted), got {check.named(B)}"
+        )
 
     def rotate(x: Tensor) -> Tensor:
         for move in reversed(moves):

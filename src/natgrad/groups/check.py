@@ -24,6 +24,18 @@ def shape(sizes: Sequence[int]) -> str:
     return "(" + ", ".join(map(str, sizes)) + ("," if len(sizes) == 1 else "") + ")"
 
 
+def named(x: object) -> str:
+    """What came, in a few words and never its numbers."""
+    structure = getattr(x, "structure", None)
+    return f"{type(x).__name__}{f' of {structure}' if structure is not None else ''}"
+
+
+def brief(x: object) -> str:
+    """What came, as it is written if that is short."""
+    text = repr(x)
+    return text if len(text) <= 60 and "\n" not in text else named(x)
+
+
 def count(value: object, name: str, least: int = 0) -> int:
     """A whole number >= least."""
     try:
@@ -31,31 +43,44 @@ def count(value: object, name: str, least: int = 0) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
+        raise ValueError(f"{name} must be a whole number, got {brief(value)}")
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
     return number
 
 
 def dtype(given: torch.dtype) -> torch.dtype:
+    if not isinstance(given, torch.dtype):
+        raise ValueError(f"dtype must be a dtype of torch, got {brief(given)}; use torch.float32 or torch.float64")
     if given not in (torch.float32, torch.float64):
         raise ValueError(f"elements are float32 or float64, got dtype={given}; keep factors in float32 beside it")
     return given
 
 
+def device(given: torch.device | str | None) -> torch.device:
+    """The device with its number, as tensors have it: "cuda" becomes "cuda:0"."""
+    try:
+        return torch.empty(0, device=given).device
+    except (RuntimeError, AssertionError, TypeError, ImportError) as error:  # torch has one for each kind of device
+        raise ValueError(
+            f"device must be one that this torch has, as 'cpu', or 'cuda' where torch.cuda.is_available(), got "
+            f"{brief(given)}: {str(error).splitlines()[0].split('. ')[0]}"
+        ) from error
+
+
 def batch(given: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(given, (tuple, list, torch.Size)):
-        raise ValueError(f"batch must be a tuple of sizes, got {given!r}; write batch=({given},)")
+        raise ValueError(f"batch must be a tuple of sizes, got {brief(given)}; write batch=(3,) for three elements")
     return tuple(count(size, "a batch size") for size in given)
 
 
 def placed(owner: Stored, x: object, what: str) -> Tensor:
     """x as a tensor of the owner's dtype and device."""
     if not isinstance(x, Tensor):
-        raise ValueError(f"{what} expected a torch tensor, got {type(x).__name__}; torch.as_tensor makes one")
+        raise ValueError(f"{what}: expected a torch tensor, got {type(x).__name__}; torch.as_tensor makes one")
     if x.dtype != owner.dtype or x.device != owner.device:
         raise ValueError(
-            f"{what} expected {owner.dtype} on {owner.device} as its element is, got {x.dtype} on {x.device}; "
+            f"{what}: expected {owner.dtype} on {owner.device} as its element is, got {x.dtype} on {x.device}; "
             f"convert with x.to(element.device, element.dtype)"
         )
     return x
@@ -68,7 +93,7 @@ def all_finite(x: Tensor) -> bool:
 
 def vectors(owner: Element, x: object, what: str) -> tuple[Tensor, bool]:
     """x as a block of vectors (*batch, p, r), and whether it was one vector."""
-    what = f"{owner.structure}.{what}"
+    what = f"{owner.structure}, {what}"
     x = placed(owner, x, what)
     p, lead = owner.shape[-1], owner.batch
     if x.shape == (*lead, p):
@@ -77,13 +102,13 @@ def vectors(owner: Element, x: object, what: str) -> tuple[Tensor, bool]:
         return x, False
     block = "(" + ", ".join([*map(str, lead), str(p), "r"]) + ")"
     raise ValueError(
-        f"{what}, expected a vector {shape((*lead, p))} or a block of vectors {block}, got {shape(x.shape)}; "
+        f"{what}: expected a vector {shape((*lead, p))} or a block of vectors {block}, got {shape(x.shape)}; "
         "leading sizes must be the element's batch sizes"
     )
 
 
 def diagonal(owner: Element, d: object) -> Tensor:
-    d = placed(owner, d, f"{owner.structure}.pull, as diagonal,")
+    d = placed(owner, d, f"{owner.structure}, pull, as diagonal")
     if d.shape != owner.shape[:-1]:
         raise ValueError(f"pull: diagonal must hold diag(H), {shape(owner.shape[:-1])}, got {shape(d.shape)}")
     if not all_finite(d):
@@ -94,7 +119,7 @@ def diagonal(owner: Element, d: object) -> Tensor:
 def number(a: object, name: str) -> float:
     """A finite number."""
     if not isinstance(a, Real) or not math.isfinite(a):
-        raise ValueError(f"{name} must be a finite number, got {a!r}")
+        raise ValueError(f"{name} must be a finite number, got {brief(a)}")
     return float(a)
 
 
@@ -103,7 +128,7 @@ def scalar(owner: Stored, a: object) -> float | Tensor:
     if not isinstance(a, Tensor):
         if not isinstance(a, Real):
             raise TypeError(
-                f"expected a number or a tensor of them, got {type(a).__name__}; products are written A @ B"
+                f"expected a number or a tensor of them, got {named(a)}; products of matrices are written A @ B"
             )
         return number(a, "a scalar")
     if a.is_complex() or (a.ndim and a.shape != owner.batch):
@@ -114,10 +139,20 @@ def scalar(owner: Stored, a: object) -> float | Tensor:
     return a.to(owner.device, owner.dtype)
 
 
+def divisor(owner: Stored, a: object) -> float | Tensor:
+    """A scalar as above, as a number not zero."""
+    a = scalar(owner, a)
+    if not isinstance(a, Tensor) and a == 0:
+        raise ValueError("a divisor must be a finite number other than 0, got 0")
+    return a
+
+
 def alike(a: Stored, b: object, operation: str) -> None:
     """a and b are of one group, size, batch, dtype and device."""
     if type(a) is not type(b):
-        raise TypeError(f"{a!r} {operation} {b!r}: both must be elements of the same group")
+        hints = {"@": "; use B.apply(x) for vectors", "+": "; M.shift(c) is M + c I", "-": "; M.shift(-c) is M - c I"}
+        hint = "" if hasattr(b, "structure") else hints[operation]
+        raise TypeError(f"A {operation} B takes two of the same group, got {named(a)} and {named(b)}{hint}")
     for what in ("structure", "shape", "dtype", "device"):
         mine, theirs = getattr(a, what), getattr(b, what)
         if mine != theirs:
@@ -125,23 +160,32 @@ def alike(a: Stored, b: object, operation: str) -> None:
 
 
 def tangent(B: Element, M: object) -> None:
+    if not (hasattr(M, "structure") and hasattr(M, "h")):
+        raise ValueError(f"retract expected a tangent, as project or pull return it, got {named(M)}")
     for what in ("structure", "shape", "dtype", "device"):
         mine, theirs = getattr(B, what), getattr(M, what, None)
         if mine != theirs:
             raise ValueError(f"retract: the tangent must share the element's {what}, expected {mine}, got {theirs}")
-    if not hasattr(M, "h"):
-        raise ValueError(f"retract expected a tangent, as project or pull return it, got {type(M).__name__}")
 
 
-def permutation(array: np.ndarray, name: str) -> np.ndarray:
+def array(given: object, name: str) -> np.ndarray:
+    """A NumPy array of anything but ragged lists."""
+    try:
+        return given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{name} must be an array, with rows of one length, got {brief(given)}") from error
+
+
+def permutation(given: object, name: str) -> np.ndarray:
     """p whole numbers, each of 0 .. p-1 once."""
-    p = array.size
-    if array.ndim != 1 or (array.dtype.kind not in "iu" and p):
-        raise ValueError(f"{name} must be p whole numbers, got {array.dtype} of shape {shape(array.shape)}")
-    outside = array[(array < 0) | (array >= p)]
+    order = array(given, name)
+    p = order.size
+    if order.ndim != 1 or (order.dtype.kind not in "iu" and p):
+        raise ValueError(f"{name} must be p whole numbers, got {order.dtype} of shape {shape(order.shape)}")
+    outside = order[(order < 0) | (order >= p)]
     if outside.size:
         raise ValueError(f"{name} is no permutation of 0 .. {p - 1}: index {outside[0]} is out of range")
-    times = np.bincount(array.astype(np.int64), minlength=p)
+    times = np.bincount(order.astype(np.int64), minlength=p)
     if (times > 1).any():
         raise ValueError(f"{name} is no permutation of 0 .. {p - 1}: {int(times.argmax())} occurs {times.max()} times")
-    return array.astype(np.int64)
+    return order.astype(np.int64)

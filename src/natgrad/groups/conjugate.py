@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
+from scipy.sparse import issparse
 from torch import Tensor
 
 from natgrad.groups import check
@@ -87,7 +88,7 @@ class Conjugate(Structure):
 
     def __init__(self, structure: Structure, by: object):
         if not isinstance(structure, Structure):
-            raise ValueError(f"Conjugate expected a structure first, as Lower(2) is, got {structure!r}")
+            raise ValueError(f"Conjugate expected a structure first, as Lower(2) is, got {check.brief(structure)}")
         if isinstance(structure, Kronecker):
             raise ValueError(f"Conjugate cannot rotate {structure}, which is no algebra; conjugate its sides instead")
         object.__setattr__(self, "structure", structure)
@@ -148,7 +149,12 @@ class ConjugateMatrix(Algebra):
 
 def _rotation(by: object) -> np.ndarray:
     """A permutation or an orthogonal matrix as a NumPy array, or a ValueError that says what it is not."""
-    array = by.detach().cpu().numpy() if isinstance(by, Tensor) else np.asarray(by)
+    if issparse(by) or (isinstance(by, Tensor) and by.layout != torch.strided):
+        raise ValueError(
+            f"by must be dense, got {type(by).__name__}: by.toarray() of SciPy, by.to_dense() of torch; a permutation "
+            "matrix is given by its permutation, np.ravel(by.argmax(0))"
+        )
+    array = check.array(by, "by")
     if array.ndim == 1 and (array.dtype.kind in "iu" or array.size == 0):
         return check.permutation(array, "by")
     if array.ndim == 2 and array.dtype in (np.float32, np.float64) and array.shape[0] == array.shape[1]:
@@ -161,6 +167,6 @@ def _rotation(by: object) -> np.ndarray:
         return Q @ (3 * eye - Q.T @ Q) / 2  # one Newton step to the nearest orthogonal matrix squares what is left
     raise ValueError(
         "by must be a permutation (p whole numbers, 0 .. p-1 once each) or an orthogonal matrix (p x p, float32 or "
-        "float64), "
-        f"got {array.dtype} of shape {check.shape(array.shape)}"
+        f"float64), got {array.dtype} of shape {check.shape(array.shape)}"
+        + ("; a permutation matrix is given by its permutation, by.argmax(0)" if array.ndim == 2 else "")
     )

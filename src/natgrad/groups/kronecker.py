@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from natgrad.groups import check
 from natgrad.groups.base import Element, Size, Structure, Tangent
 
 if TYPE_CHECKING:
@@ -35,11 +36,13 @@ class Kronecker(Structure):
     def __post_init__(self) -> None:
         for side in (self.left, self.right):
             if not isinstance(side, Structure):
-                raise ValueError(f"Kronecker expected two structures, as Kronecker(Lower(2), Dense()), got {side!r}")
+                raise ValueError(
+                    f"Kronecker expected two structures, as Kronecker(Lower(2), Dense()), got {check.brief(side)}"
+                )
 
     def _identity(self, p: Size, batch: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> KroneckerMatrix:
-        if not (isinstance(p, tuple) and len(p) == 2):
-            raise ValueError(f"{self} needs both sizes, a tuple as in identity((m, n)) for p = m n, got {p!r}")
+        if not (isinstance(p, (tuple, list)) and len(p) == 2):
+            raise ValueError(f"{self} needs both sizes, as in identity((m, n)) for p = m n, got {check.brief(p)}")
         m, n = p
         left = self.left.identity(m, dtype=dtype, device=device, batch=batch)
         right = self.right.identity(n, dtype=dtype, device=device, batch=batch)

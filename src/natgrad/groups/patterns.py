@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from scipy.sparse import csr_array, eye_array, issparse
 from torch import Tensor
 
@@ -14,18 +13,18 @@ from natgrad.groups import check
 
 def _square(matrix: Any, name: str) -> csr_array:
     """The stored entries of a sparse matrix, or the nonzeros of a dense array, and the diagonal, as booleans."""
-    if isinstance(matrix, Tensor) and matrix.layout != torch.strided:
-        i, j = matrix.detach().cpu().to_sparse_coo().coalesce().indices().numpy()
-        matrix = csr_array((np.ones(len(i)), (i, j)), shape=tuple(matrix.shape))
-    elif isinstance(matrix, Tensor):
-        matrix = (matrix.detach().cpu() != 0).numpy()
-    elif not issparse(matrix):
-        matrix = np.asarray(matrix)
-    if matrix.dtype.kind not in "biuf":
+    if not isinstance(matrix, Tensor) and not issparse(matrix):
+        matrix = check.array(matrix, name)
+    if matrix.is_complex() if isinstance(matrix, Tensor) else matrix.dtype.kind not in "biuf":
         raise ValueError(f"{name} must be a sparse matrix or a dense array of real numbers, got {matrix.dtype}")
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+    if len(matrix.shape) != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"{name} must be square, p x p, got shape {check.shape(matrix.shape)}")
+    if isinstance(matrix, Tensor):
+        entries = matrix.detach().cpu().to_sparse_coo().coalesce()
+        matrix = csr_array((entries.values().double().numpy(), entries.indices().numpy()), shape=tuple(matrix.shape))
     pairs = csr_array(matrix).tocoo()
+    if not np.isfinite(pairs.data).all():
+        raise ValueError(f"{name} holds NaN or infinity; pass ones where its entries are")
     full = csr_array((np.ones(pairs.nnz, bool), (pairs.row, pairs.col)), shape=matrix.shape)
     full = csr_array(full + eye_array(matrix.shape[0], dtype=bool, format="csr"))
     full.sort_indices()

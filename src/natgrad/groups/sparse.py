@@ -56,7 +56,7 @@ class SparseCholesky(Structure):
 
     def __init__(self, hessian: object, order: object = None):
         pattern = sparsity(hessian, "hessian")
-        first_to_last = nested_dissection(pattern) if order is None else check.permutation(np.asarray(order), "order")
+        first_to_last = nested_dissection(pattern) if order is None else check.permutation(order, "order")
         if len(first_to_last) != pattern.shape[0]:
             raise ValueError(f"order must have one entry for each of {pattern.shape[0]} rows, got {len(first_to_last)}")
         node, parent = from_the_root(straighten(elimination_tree(pattern, first_to_last)))

@@ -40,7 +40,9 @@ class Toeplitz(Structure):
 
     def __post_init__(self) -> None:
         if not isinstance(self.upper, bool):
-            raise ValueError(f"Toeplitz takes upper=True or upper=False, got {self.upper!r}; sizes go to identity(p)")
+            raise ValueError(
+                f"Toeplitz takes upper=True or upper=False, got {check.brief(self.upper)}; sizes go to identity(p)"
+            )
 
     def _identity(
         self, p: int, batch: tuple[int, ...], dtype: torch.dtype, device: torch.device
