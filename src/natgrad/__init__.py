@@ -18,7 +18,7 @@ from natgrad.groups import (
     covariance_as_low_rank,
     precision_as_low_rank,
 )
-from natgrad.minimization import minimize, scipy_method
+from natgrad.minimization import hessian_sparsity, minimize, scipy_method
 from natgrad.step import curvature_first_step, paper_step
 
 __version__ = "0.1.0"
@@ -40,6 +40,7 @@ __all__ = [
     "Upper",
     "covariance_as_low_rank",
     "curvature_first_step",
+    "hessian_sparsity",
     "minimize",
     "paper_step",
     "precision_as_low_rank",

@@ -12,6 +12,7 @@ import natgrad
 
 COMMANDS = {
     "structures": ("natgrad.experiments.structures", "draw every structure and print what each one costs"),
+    "reproduce": ("natgrad.experiments.reproduce", "run the experiments of the paper"),
     "bench": ("natgrad.benchmarks", "measure natgrad on this machine"),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-BLUE, PALE, ORANGE = "#1f5a92", "#9fc3e3", "#e8862e"
+BLUE, PALE, ORANGE, GREY = "#1f5a92", "#9fc3e3", "#e8862e", "#8a8a8a"
 
 
 def pyplot() -> Any:

@@ -15,7 +15,7 @@ def symmetric_lu(S: csc_array) -> Any | None:
     Without pivoting, D tells. SuperLU may renumber within the elimination tree, rows as columns (`perm_r`).
     """
     try:
-        lu = splu(S, permc_spec="NATURAL", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+        lu = splu(S, permc_spec="NATURAL", diag_pivot_thresh=0.0, panel_size=1, options={"SymmetricMode": True})
     except RuntimeError:  # exactly singular
         return None
     return lu if np.array_equal(lu.perm_r, lu.perm_c) and (lu.U.diagonal() > 0).all() else None

@@ -1,12 +1,16 @@
-"""Which structure S gets when the user leaves the choice to us, and how it follows the Hessian.
+"""Which structure S gets when the user leaves the choice to us, and where it starts.
 
 structure="auto" takes, in this order,
 
-    Dense             up to 256 variables if no sparsity is given, or if hess returns dense matrices
-    SparseCholesky    if the sparsity of the Hessian is given (hess_sparsity, or a sparse hess), or found by
-                      `hessian_sparsity` in a torch function
-    Dense             up to 1,000 variables of a torch function
-    Lower(10)         else, as the preconditioner of conjugate gradients
+    Dense             if hess returns dense matrices, or p <= 32
+    SparseCholesky    if the sparsity of the Hessian is given (hess_sparsity, or a sparse hess), or a torch function
+                      for which `hessian_sparsity` finds no more than a quarter of the entries
+    Dense             for torch functions with p <= 100
+    Lower(2)          if hess_diag is given, as the preconditioner of conjugate gradients
+    a multiple of I   else, with conjugate gradients: an estimated diagonal does them more harm than good
+
+and in stochastic mode, where the path through a function may change with the mini-batch, Dense up to p = 100, then
+Lower(2). docs/notes/minimize.md has the measurements behind it.
 """
 
 from __future__ import annotations
@@ -22,36 +26,31 @@ from natgrad.groups.base import Element, Structure
 from natgrad.groups.patterns import sparsity
 from natgrad.groups.sparse import both_triangles
 from natgrad.minimization.compressed import Compressed
-from natgrad.minimization.curvature import Boxed, Curvature, Recursion
+from natgrad.minimization.curvature import Boxed, Curvature, Isotropic, Recursion
 from natgrad.minimization.diagonal import Diagonals
 from natgrad.minimization.objective import Objective, Point
+from natgrad.minimization.sparsity import NotSparse, hessian_sparsity
 from natgrad.minimization.symmetric import DenseSymmetric, SparseSymmetric, Symmetric
 
-SMALL, MEDIUM = 256, 1_000
-LEADING = 10
+SMALL, MEDIUM = 32, 100
+DENSITY = 0.25  # of a Hessian that is no longer sparse
+LEADING = 2
 CG_STEPS = 50
 
 
 @dataclass(frozen=True)
 class Plan:
-    structure: Structure | None  # None: SparseCholesky of the pattern, not made before it is needed
+    structure: Structure | None  # None: s I; or SparseCholesky of the pattern, which is not made before it is needed
     compressed: Compressed | None  # the sparsity of the Hessian, where it is known
-    proved: bool  # that sparsity, by us, and not asserted by the user
-    cg_steps: int
+    proved: bool = False  # that sparsity, by us, and not asserted by the user
+    cg_steps: int = 0
 
     def __str__(self) -> str:
-        text = str(self.structure) if self.structure is not None else "SparseCholesky"
+        implied = "a multiple of I" if self.compressed is None else "SparseCholesky"
+        text = implied if self.structure is None else str(self.structure)
         if self.compressed is not None:
             text += f", {len(self.compressed.i):,} entries of the Hessian from {self.compressed.colors} products"
         return text + (f", up to {self.cg_steps} steps of conjugate gradients" if self.cg_steps else "")
-
-    def space(self, like: Tensor) -> Symmetric | None:
-        """The matrices that hold the Hessian, if this structure's S can be any of them."""
-        if isinstance(self.structure, Dense):
-            return DenseSymmetric(like)
-        if self.compressed is not None and (self.structure is None or isinstance(self.structure, SparseCholesky)):
-            return SparseSymmetric(self.compressed, like, self.structure)
-        return None
 
 
 def plan(
@@ -62,60 +61,77 @@ def plan(
     noisy: bool,
     cg_steps: int | None,
 ) -> Plan:
-    p = objective.layout.p
-    pattern, proved = _known_pattern(structure, objective, point, hess_sparsity), False
+    given = _given_pattern(structure, objective, point, hess_sparsity)
     if isinstance(structure, Structure):
-        return Plan(structure, _compressed(pattern), proved, cg_steps or 0)
+        return Plan(structure, given, cg_steps=cg_steps or 0)
     if structure != "auto":
         raise ValueError(f'structure must be "auto" or a structure such as ng.Lower(2), got {structure!r}')
-    dense_hess = objective.hess is not None and isinstance(point.matrix_given(), Tensor)
-    own_products = objective.by_torch and objective.hess is None and objective.hessp is None
-    if pattern is None and own_products and p > SMALL and not noisy:
-        from natgrad.minimization.sparsity import NotSparse, hessian_sparsity
+    p, own_hess = objective.layout.p, objective.hess is not None
+    own_products = objective.by_torch and not own_hess and objective.hessp is None
+    if given is None and (p <= SMALL or (own_hess and isinstance(point.matrix_given(), Tensor))):
+        return Plan(Dense(), None, cg_steps=cg_steps or 0)
+    found = _found_pattern(objective, point) if given is None and own_products and not noisy else None
+    if given is not None or found is not None:
+        return Plan(None, given or found, proved=given is None, cg_steps=cg_steps or 0)
+    if own_products and p <= MEDIUM:
+        return Plan(Dense(), None, cg_steps=cg_steps or 0)
+    if noisy:
+        return Plan(Lower(LEADING), None)
+    leading = None if objective.hess_diag is None else Lower(LEADING)
+    return Plan(leading, None, cg_steps=CG_STEPS if cg_steps is None else cg_steps)
 
-        try:
-            pattern, proved = hessian_sparsity(objective.fun, objective.layout.user(point.x), args=objective.args), True
-        except NotSparse:
-            pattern = None
-    if pattern is not None:
-        return Plan(None, _compressed(pattern), proved, cg_steps or 0)
-    if dense_hess or p <= SMALL or (own_products and p <= MEDIUM):
-        return Plan(Dense(), None, proved, cg_steps or 0)
-    return Plan(Lower(LEADING), None, proved, CG_STEPS if cg_steps is None and not noisy else cg_steps or 0)
 
-
-def _known_pattern(structure: Any, objective: Objective, point: Point, hess_sparsity: Any) -> csr_array | None:
+def _given_pattern(structure: Any, objective: Objective, point: Point, hess_sparsity: Any) -> Compressed | None:
     p = objective.layout.p
     if hess_sparsity is not None:
         pattern = sparsity(hess_sparsity, "hess_sparsity")
         if pattern.shape != (p, p):
             raise ValueError(f"hess_sparsity must be {p} x {p} for {p} variables, got {pattern.shape}")
-        return pattern
+        return Compressed(pattern)
     if isinstance(structure, SparseCholesky) and (entries := structure.hessian_entries()) is not None:
-        return both_triangles(*entries, len(structure.order.array))
+        return Compressed(both_triangles(*entries, len(structure.order.array)))
     if objective.hess is not None and issparse(H := point.matrix_given()):
-        return sparsity(abs(H) + abs(H).T, "hess")
+        return Compressed(sparsity(abs(H) + abs(H).T, "hess"))
     return None
 
 
-def _compressed(pattern: csr_array | None) -> Compressed | None:
-    return None if pattern is None else Compressed(pattern)
+def _found_pattern(objective: Objective, point: Point) -> Compressed | None:
+    p = objective.layout.p
+    most = min(max(4_000_000, 60 * p), int(DENSITY * p * p))
+    try:
+        pattern: csr_array = hessian_sparsity(
+            objective.fun, objective.layout.user(point.x), args=objective.args, max_entries=most
+        )
+    except NotSparse:
+        return None
+    return Compressed(pattern)
 
 
-def start(plan: Plan, objective: Objective, point: Point, given: Element | None, boxed: bool, seed: int) -> Curvature:
-    """S_0: max |H_ii| I, or the user's own."""
-    space = None if boxed else plan.space(point.x)
+def start(chosen: Plan, objective: Objective, point: Point, given: Element | None, boxed: bool, seed: int) -> Curvature:
+    """S_0 = max |H_ii| I, or the user's own. `boxed` asks for the update of B in its group, whatever S can hold."""
+    structure, compressed = chosen.structure, chosen.compressed
+    if structure is None and compressed is None:
+        return Isotropic(1.0, point.x)
+    space = None if boxed else _space(structure, compressed, point.x)
     if space is not None:
         return Recursion.scaled_identity(space, point) if given is None else Recursion.of(space, given)
-    structure = (
-        SparseCholesky(plan.compressed.pattern) if plan.structure is None and plan.compressed else plan.structure
-    )
-    assert structure is not None
-    diagonals = Diagonals(plan.compressed, seed)
+    diagonals = Diagonals(compressed, seed)
     if given is not None:
         return Boxed(given, diagonals)
+    if structure is None:
+        assert compressed is not None
+        structure = SparseCholesky(compressed.pattern)
     size: Any = objective.layout.matrix if isinstance(structure, Kronecker) else objective.layout.p
     if size is None:
         raise ValueError(f"{structure} needs x0 as one matrix, m x n, got shapes {objective.layout.shapes}")
     one = structure.identity(size, dtype=point.x.dtype, device=point.x.device)
     return Boxed.scaled_identity(one, diagonals, point)
+
+
+def _space(structure: Structure | None, compressed: Compressed | None, like: Tensor) -> Symmetric | None:
+    """The matrices that hold the Hessian, if this structure's S can be any of them."""
+    if isinstance(structure, Dense):
+        return DenseSymmetric(like)
+    if compressed is not None and (structure is None or isinstance(structure, SparseCholesky)):
+        return SparseSymmetric(compressed, like, structure)
+    return None

@@ -140,13 +140,33 @@ class Boxed(Curvature):
         return {"B": self.B, "diagonal": no_diagonal}
 
 
+@dataclass(frozen=True)
+class Isotropic(Curvature):
+    """S = s I with s from one product: the scale of conjugate gradients, which need no more where S fits nothing."""
+
+    patience = 1
+
+    s: float
+    like: Tensor
+
+    def follow(self, point: Point, beta: float, gamma: float) -> Isotropic:
+        g = point.gradient()
+        length = g.norm()
+        u = g / torch.where(length > 0, length, 1.0)
+        s = float(point.products(u.unsqueeze(-1)).norm())
+        return replace(self, s=s) if 0 < s < float("inf") else self
+
+    def covariance(self, x: Tensor) -> Tensor:
+        return x / self.s
+
+    @property
+    def factor(self) -> Element:
+        one = Diagonal().identity(len(self.like), dtype=self.like.dtype, device=self.like.device)
+        return scaled(one, self.s**0.5)
+
+
 def no_diagonal(_: Point) -> None:
     """For structures that find all they need from products."""
-
-
-def unknown(point: Point) -> Curvature:
-    """S = I, where nothing is known of the Hessian."""
-    return Boxed(Diagonal().identity(len(point.x), dtype=point.x.dtype, device=point.x.device), no_diagonal)
 
 
 def initial_scale(diagonal: Tensor, entries: Tensor, point: Point) -> float:

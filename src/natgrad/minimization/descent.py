@@ -2,7 +2,7 @@
 
 Newton's steps along a curved valley must go uphill now and then, so a step need only end below the largest of the last
 ten values (Grippo, Lampariello and Lucidi 1986). Three steps that find nothing lower than before were wasted, though:
-the run goes back, and takes one monotone step, after the next such failure two, then four (the watchdog of
+the run goes back, and takes one monotone step, after the next such failure four, then sixteen (the watchdog of
 Chamberlain, Powell, Lemarechal and Pedersen 1982).
 """
 
@@ -43,7 +43,7 @@ class Descent(Method):
     def step(self, point: Point, curvature: Curvature) -> tuple[Point, Curvature]:
         point, curvature = self._followed(point, curvature)
         d, slope = self._direction(point, curvature)
-        noise = ROUNDING * torch.finfo(d.dtype).eps * abs(point.value)
+        noise = rounding(point, d, -slope)
         new = Failure(0.0) if -slope <= noise else search(point, d, slope, max(self.recent))
         if isinstance(new, Point):
             self.still = 0
@@ -73,7 +73,7 @@ class Descent(Method):
         self.vain = 0 if down else self.vain + 1
         if self.lowest is not None and self.vain == PATIENCE:
             point, curvature = self.lowest
-            self.vain, self.monotone, self.penalty = 0, self.penalty, 2 * self.penalty
+            self.vain, self.monotone, self.penalty = 0, self.penalty, 4 * self.penalty
         else:
             curvature = curvature.follow(point, self.beta, self.gamma)
             self.lowest = (point, curvature) if down else self.lowest
@@ -96,6 +96,17 @@ class Descent(Method):
         if not (slope < 0 and math.isfinite(slope)):
             raise Ended(STUCK, "S is too badly conditioned to solve S d = -gradient")
         return d, slope
+
+
+def rounding(point: Point, d: Tensor, fall: float) -> float:
+    """How well l is known: to a few units in the last place; where the expected `fall` is so small that more may
+    matter, no better than very short steps along d tell."""
+    eps = torch.finfo(d.dtype).eps
+    noise = ROUNDING * eps * abs(point.value)
+    if noise < fall <= eps**0.4 * abs(point.value):
+        for a in (1e-3, 2e-3, 3e-3):
+            noise = max(noise, abs(point.objective.at(point.x + a * d).value - point.value) - a * fall)
+    return noise
 
 
 def settle(point: Point, d: Tensor, noise: float) -> Point:

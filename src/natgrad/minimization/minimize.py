@@ -10,7 +10,7 @@ from typing import Any
 from natgrad.groups import check
 from natgrad.groups.base import Element, Structure
 from natgrad.minimization.choose import plan, start
-from natgrad.minimization.curvature import unknown
+from natgrad.minimization.curvature import Isotropic
 from natgrad.minimization.descent import Descent
 from natgrad.minimization.layout import Layout
 from natgrad.minimization.monitor import Monitor
@@ -89,7 +89,9 @@ def minimize(
     point = objective.at(layout.start)
     if not is_finite(point):
         what = "its gradient" if math.isfinite(point.value) else "f"
-        return _result(Outcome(point, unknown(point), NOT_FINITE, f"{what} is not finite at x0"), objective, monitor)
+        return _result(
+            Outcome(point, Isotropic(1.0, point.x), NOT_FINITE, f"{what} is not finite at x0"), objective, monitor
+        )
 
     chosen = plan(structure, objective, point, hess_sparsity, mode == "stochastic", cg_steps)
     monitor.say(f"structure: {chosen}")
