@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 
-from natgrad.benchmarks import groups
+from natgrad.benchmarks import groups, minimize
+
+TOPICS = {
+    "groups": (groups, "time, memory and bandwidth of the structures' operations"),
+    "minimize": (minimize, "minimize against SciPy's and torch's minimisers"),
+}
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
     topics = parser.add_subparsers(dest="topic", required=True, metavar="topic")
-    summary = "time, memory and bandwidth of the structures' operations"
-    groups.describe(topics.add_parser("groups", help=summary, description=summary))
+    for name, (module, summary) in TOPICS.items():
+        module.describe(topics.add_parser(name, help=summary, description=summary))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return {"groups": groups.run}[arguments.topic](arguments)
+    return TOPICS[arguments.topic][0].run(arguments)

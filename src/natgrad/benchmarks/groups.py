@@ -7,8 +7,6 @@ import copy
 import ctypes
 import gc
 import json
-import os
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor
 
 import natgrad as ng
+from natgrad.benchmarks.machine import machine
 from natgrad.experiments.structures import chain
 from natgrad.groups.base import Size, Structure
 from natgrad.plots import ORANGE, pyplot
@@ -70,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
                 rows += measure(name, k, make(p), size(p), p, arguments.repeats, bandwidth)
                 report(rows[-len(OPERATIONS) :])
     result = {
-        "machine": {"processor": processor(), "cores": os.cpu_count()},
+        "machine": machine(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "dtype": "float64",
@@ -84,16 +83,6 @@ def run(arguments: argparse.Namespace) -> int:
     plot(rows, arguments.out / "groups.png")
     print(f"\nwrote {arguments.out / 'groups.json'} and {arguments.out / 'groups.png'}")
     return 0
-
-
-def processor() -> str:
-    """The model where Linux tells it, else the architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def cases() -> list[tuple[str, int | None, Callable[[int], Structure], Callable[[int], Size], int]]:

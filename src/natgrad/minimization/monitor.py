@@ -10,6 +10,7 @@ from scipy.optimize import OptimizeResult
 from torch import Tensor
 
 from natgrad.minimization.layout import Layout
+from natgrad.minimization.objective import Point
 
 
 class Monitor:
@@ -25,16 +26,17 @@ class Monitor:
         if self.disp:
             print(text, flush=True)
 
-    def stopped_at(self, x: Tensor, value: float) -> bool:
-        """One more iteration has ended at x; whether the callback asks for an end."""
+    def stopped_at(self, x: Tensor, point: Point) -> bool:
+        """One more iteration has ended at the point, of which the callback sees x; whether it asks for an end."""
         self.nit += 1
-        self.say(f"{self.nit:6}  f = {value:.10e}")
+        self.say(f"{self.nit:6}  f = {point.value:.10e}")
         if self.callback is None:
             return False
         shown = self.layout.user(x)
         try:
             if self._takes_result:
-                self.callback(intermediate_result=OptimizeResult(x=shown, fun=value, nit=self.nit))
+                jac = self.layout.user(point.gradient())
+                self.callback(intermediate_result=OptimizeResult(x=shown, fun=point.value, jac=jac, nit=self.nit))
             else:
                 self.callback(shown)
         except StopIteration:

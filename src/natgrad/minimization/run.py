@@ -75,7 +75,7 @@ def run(method: Method, point: Point, curvature: Curvature, limits: Limits, moni
         except Ended as end:
             return Outcome(end.point or method.answer(best), end.curvature or curvature, end.status, end.message)
         best = point if point.value <= best.value else best
-        if monitor.stopped_at(method.shown(point), point.value):
+        if monitor.stopped_at(method.shown(point), point):
             return Outcome(method.answer(point), curvature, STOPPED, "`callback` raised `StopIteration`.")
         fall = (before - point.value) / max(abs(before), abs(point.value), 1.0)
         if limits.ftol and 0 <= fall <= limits.ftol:
