@@ -15,7 +15,7 @@ from natgrad.benchmarks.peers import GRADIENT, LARGEST, METHODS, measure
 from natgrad.experiments.functions import FUNCTIONS, starts
 from natgrad.plots import BLUE, ORANGE, pyplot
 
-SIZES = {200: (3, 10.0), 10_000: (2, 15.0), 100_000: (2, 20.0)}  # p: starts, seconds for one run
+SIZES = {200: (3, 10.0), 10_000: (2, 25.0), 100_000: (2, 20.0)}  # p: starts, seconds for one run
 SHORT = 1.0  # a run that takes less is repeated, and the fastest of three counts
 COLORS = {
     "natgrad": BLUE, "BFGS": ORANGE, "L-BFGS-B": "#c0392b", "Newton-CG": "#27924f", "trust-ncg": "#7d5ba6",
