@@ -24,11 +24,14 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-demo: setup ## draw every structure and print what each one costs
+demo: setup ## the paper's experiments in two minutes, and every structure drawn
 	$(BIN)/natgrad structures --out demo
+	$(BIN)/natgrad reproduce rosenbrock --out demo
+	$(BIN)/natgrad reproduce dixon-price --out demo
 
-bench: setup ## measure the structures; results go to benchmarks/results
+bench: setup ## the structures, and minimize against its peers (hours); results go to benchmarks/results
 	$(BIN)/natgrad bench groups
+	$(BIN)/natgrad bench minimize
 
 clean:
 	rm -rf .venv demo dist .pytest_cache .ruff_cache .hypothesis

@@ -81,19 +81,19 @@ def table(curves: list[Curve], targets: tuple[float, ...], unit: str = "iteratio
     rich().console.Console(width=120).print(grid)
 
 
-def draw(curves: list[Curve], path: Path, *, x: str, title: str, floor: float, styles: dict[str, Any]) -> None:
+def draw(curves: list[Curve], path: Path, *, x: str, y: str, title: str, floor: float, styles: dict[str, Any]) -> None:
     """Losses on a logarithmic axis, cut at `floor`, over "seconds" or the steps."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(5.2, 3.4))
     for curve in curves:
         over = curve.seconds if x == "seconds" else curve.steps
         end = curve.first_below(floor)
-        shown = [loss if math.isfinite(loss) else math.nan for loss in curve.losses[:end]]
-        shown += [] if end is None else [floor]
-        axes.plot(over[: len(shown)], shown, label=curve.name, lw=1.4, **styles.get(curve.name, {}))
+        heights = [loss if math.isfinite(loss) else math.nan for loss in curve.losses[:end]]
+        heights += [] if end is None else [floor]
+        axes.plot(over[: len(heights)], heights, label=curve.name, lw=1.4, **styles.get(curve.name, {}))
     axes.set_yscale("log")
     axes.set_xlabel(x)
-    axes.set_ylabel("loss")
+    axes.set_ylabel(y)
     axes.set_title(title, loc="left")
     axes.legend(fontsize=7.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
     path.parent.mkdir(parents=True, exist_ok=True)

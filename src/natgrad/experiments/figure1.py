@@ -19,7 +19,7 @@ from torch import Tensor
 import natgrad as ng
 from natgrad.experiments.curves import Curve, draw, progress, save, table
 from natgrad.experiments.functions import FUNCTIONS, Problem, far_start
-from natgrad.plots import BLUE, GREY, ORANGE, PALE
+from natgrad.plots import BLUE, GREY, ORANGE, PALE, pyplot
 
 STRUCTURES = {
     "Tri-up": ng.Upper(1),
@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name, least in (("variables", 2), ("iterations", 1)):
         if getattr(arguments, name) < least:
             raise ValueError(f"--{name} must be at least {least}, got {getattr(arguments, name)}")
+    pyplot()
     problem, n = FUNCTIONS[arguments.topic], arguments.iterations
     x0 = far_start(arguments.variables, arguments.seed)
     warm_up(problem, x0)
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     title = f"{problem.name}, p = {len(x0)}"
     for x in ("iterations", "seconds"):
         path = stem.with_name(f"{problem.name}-{x}.png")
-        draw(curves, path, x=x, title=title, floor=1e-14, styles=STYLES)
+        draw(curves, path, x=x, y="loss", title=title, floor=1e-14, styles=STYLES)
         print(f"wrote {path}")
     print(f"wrote {stem.with_suffix('.json')}")
     table(curves, TARGETS)
@@ -155,10 +156,11 @@ def best_of(curves: list[Curve]) -> Curve:
 def warm_up(problem: Problem, x0: Tensor) -> None:
     """What Python and torch do only once is no method's own time."""
     nothing: Tick = lambda _: None  # noqa: E731
-    for method in (lambda: default(problem, x0, 1, nothing), lambda: adam(problem, x0, 0.1, 1, nothing)):
-        method()
-    paper(problem, x0, ng.Lower(1, 1), 1, nothing)
-    bfgs(problem, x0, 1, nothing)
+    for structure in STRUCTURES.values():
+        paper(problem, x0, structure, 2, nothing)
+    default(problem, x0, 2, nothing)
+    adam(problem, x0, 0.1, 2, nothing)
+    bfgs(problem, x0, 2, nothing)
 
 
 def _shown(bar: Any, name: str, n: int, method: Callable[[Tick], Curve]) -> Curve:

@@ -19,7 +19,7 @@ from torch.nn.functional import softplus
 
 import natgrad as ng
 from natgrad.experiments.curves import Curve, draw, progress, save, table
-from natgrad.plots import BLUE, GREY, ORANGE, PALE
+from natgrad.plots import BLUE, GREY, ORANGE, PALE, pyplot
 
 EXAMPLES, FEATURES, BATCH, CONDITION = 50_000, 100, 500, 1e4
 STYLES = {
@@ -178,6 +178,7 @@ def lbfgs(problem: Problem, lr: float, steps: int, tick: Tick) -> Curve:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.epochs < 1:
         raise ValueError(f"--epochs must be at least 1, got {arguments.epochs}")
+    pyplot()
     problem = Problem(arguments.seed)
     steps = arguments.epochs * EXAMPLES // BATCH
     sgd, adam = torch.optim.SGD, torch.optim.Adam
@@ -216,7 +217,7 @@ def run(arguments: argparse.Namespace) -> int:
     title = f"logistic regression, {EXAMPLES:,} examples, batches of {BATCH}"
     for x in ("epochs", "seconds"):
         path = arguments.out / f"logistic-{x}.png"
-        draw(curves, path, x=x, title=title, floor=1e-8, styles=STYLES)
+        draw(curves, path, x=x, y="loss less its minimum", title=title, floor=1e-8, styles=STYLES)
         print(f"wrote {path}")
     print(f"wrote {arguments.out / 'logistic.json'}; losses are those of all examples, less the minimum")
     table(curves, TARGETS, unit="epochs")
