@@ -29,9 +29,13 @@ class Coloring:
 
 
 def color(pattern: csr_array) -> Coloring:
-    """A colouring of a symmetric pattern, the diagonal counted in."""
+    """A colouring of a symmetric pattern that holds its diagonal."""
     p = pattern.shape[0]
     degree = np.diff(pattern.indptr)
+    distance = np.abs(np.repeat(np.arange(p), degree) - pattern.indices)
+    period = 2 * int(distance.max(initial=0)) + 1
+    if period <= degree.max(initial=1):  # a full band: no colouring has fewer
+        return Coloring(np.arange(p) % period, np.zeros(p, bool))
     by_degree = np.argsort(-degree, kind="stable")
     needed = np.append(degree[by_degree], 0) + np.arange(p + 1)  # colours, about, with so many hubs
     hubs = by_degree[: p - int(np.argmin(needed[::-1]))]

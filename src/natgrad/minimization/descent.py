@@ -45,6 +45,9 @@ class Descent(Method):
         d, slope = self._direction(point, curvature)
         noise = rounding(point, d, -slope)
         new = Failure(0.0) if -slope <= noise else search(point, d, slope, max(self.recent))
+        if isinstance(new, Failure) and -slope > 2 * noise:  # S may be all but singular; the gradient is never wrong
+            d, slope = steepest(point)
+            new = search(point, d, slope, point.value)
         if isinstance(new, Point):
             self.still = 0
             return new, curvature
@@ -98,14 +101,24 @@ class Descent(Method):
         return d, slope
 
 
+def steepest(point: Point) -> tuple[Tensor, float]:
+    """-g, as long as the curvature along it makes right, and its slope."""
+    g = point.gradient()
+    square = float(g @ g)
+    curvature = abs(float(g @ point.products(g.unsqueeze(-1)).squeeze(-1))) / square
+    a = 1 / curvature if 0 < curvature < math.inf else 1.0
+    return -a * g, -a * square
+
+
 def rounding(point: Point, d: Tensor, fall: float) -> float:
     """How well l is known: to a few units in the last place; where the expected `fall` is so small that more may
-    matter, no better than very short steps along d tell."""
+    matter, as well as a third difference over very short steps along d tells, to which smooth changes add little."""
     eps = torch.finfo(d.dtype).eps
     noise = ROUNDING * eps * abs(point.value)
     if noise < fall <= eps**0.4 * abs(point.value):
-        for a in (1e-3, 2e-3, 3e-3):
-            noise = max(noise, abs(point.objective.at(point.x + a * d).value - point.value) - a * fall)
+        a = min(1e-4, 1e-7 * (1 + largest(point.x)) / largest(d))
+        l1, l2, l3 = (point.objective.at(point.x + k * a * d).value for k in (1, 2, 3))
+        noise = max(noise, abs(l3 - 3 * l2 + 3 * l1 - point.value))
     return noise
 
 

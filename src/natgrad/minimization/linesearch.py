@@ -12,7 +12,7 @@ from natgrad.minimization.objective import Point
 
 SUFFICIENT = 1e-4  # of the decrease that the slope promises
 SHORTEST = 1e-10
-TINY = 1e-6  # over steps so short l changes by rounding errors or by next to nothing
+TINY = 1e-9  # over steps so short l changes by rounding errors or by next to nothing
 LONGEST = 1e10
 STRAIGHT = 0.9  # a function that falls by this share of its slope is almost linear: a quadratic would fall by half
 

@@ -94,7 +94,8 @@ def minimize(
         )
 
     chosen = plan(structure, objective, point, hess_sparsity, mode == "stochastic", cg_steps)
-    monitor.say(f"structure: {chosen}")
+    if disp:
+        monitor.say(f"structure: {chosen}")
     unproved = None if chosen.proved or mode == "stochastic" else chosen.compressed
     if unproved is not None:
         unproved.check(point, seed)

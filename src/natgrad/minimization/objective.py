@@ -84,6 +84,7 @@ class Point:
         self._gradient: Tensor | None = None
         self._matrix: Any = None
         self._graph: tuple[Tensor, Tensor] | None = None  # x and l(x) as autograd has them
+        self.hessian: Tensor | None = None  # as whoever needs it again has stored it
         if objective.by_torch and not objective.jac:
             with torch.enable_grad():
                 leaf = x.detach().clone().requires_grad_()

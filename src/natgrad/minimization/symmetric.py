@@ -46,8 +46,10 @@ class DenseSymmetric:
     like: Tensor  # (p,)
 
     def hessian(self, point: Point) -> Tensor:
-        H = point.matrix()
-        return (H + H.mT) / 2
+        if point.hessian is None:
+            H = point.matrix()
+            point.hessian = (H + H.mT) / 2
+        return point.hessian
 
     def diagonal(self, S: Tensor) -> Tensor:
         return S.diagonal()
@@ -84,7 +86,9 @@ class SparseSymmetric:
         return self._structure
 
     def hessian(self, point: Point) -> Tensor:
-        return self.compressed.hessian(point)
+        if point.hessian is None:
+            point.hessian = self.compressed.hessian(point)
+        return point.hessian
 
     def diagonal(self, S: Tensor) -> Tensor:
         return S[torch.as_tensor(self.compressed.on_diagonal, device=S.device)]
