@@ -9,8 +9,8 @@ structure="auto" takes, in this order,
     Lower(2)          if hess_diag is given, as the preconditioner of conjugate gradients
     a multiple of I   else, with conjugate gradients: an estimated diagonal does them more harm than good
 
-and in stochastic mode, where the path through a function may change with the mini-batch, Dense up to p = 100, then
-Lower(2). docs/notes/minimize.md has the measurements behind it.
+The other modes have Lower(2) in place of the last two; and in stochastic mode, where the path through a function may
+change with the mini-batch, no sparsity is looked for. docs/notes/minimize.md has the measurements behind it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from scipy.sparse import csr_array, issparse
 from torch import Tensor
 
-from natgrad.groups import Dense, Kronecker, Lower, SparseCholesky
+from natgrad.groups import Dense, Kronecker, Lower, SparseCholesky, check
 from natgrad.groups.base import Element, Structure
 from natgrad.groups.patterns import sparsity
 from natgrad.groups.sparse import both_triangles
@@ -36,6 +38,7 @@ SMALL, MEDIUM = 32, 100
 DENSITY = 0.25  # of a Hessian that is no longer sparse
 LEADING = 2
 CG_STEPS = 50
+NEARBY = 1e-6  # relative change of x0
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def plan(
     objective: Objective,
     point: Point,
     hess_sparsity: Any,
-    noisy: bool,
+    mode: str,
     cg_steps: int | None,
 ) -> Plan:
     given = _given_pattern(structure, objective, point, hess_sparsity)
@@ -70,12 +73,12 @@ def plan(
     own_products = objective.by_torch and not own_hess and objective.hessp is None
     if given is None and (p <= SMALL or (own_hess and isinstance(point.matrix_given(), Tensor))):
         return Plan(Dense(), None, cg_steps=cg_steps or 0)
-    found = _found_pattern(objective, point) if given is None and own_products and not noisy else None
+    found = _found_pattern(objective, point) if given is None and own_products and mode != "stochastic" else None
     if given is not None or found is not None:
         return Plan(None, given or found, proved=given is None, cg_steps=cg_steps or 0)
     if own_products and p <= MEDIUM:
         return Plan(Dense(), None, cg_steps=cg_steps or 0)
-    if noisy:
+    if mode != "linesearch":  # conjugate gradients are no part of these
         return Plan(Lower(LEADING), None)
     leading = None if objective.hess_diag is None else Lower(LEADING)
     return Plan(leading, None, cg_steps=CG_STEPS if cg_steps is None else cg_steps)
@@ -89,14 +92,20 @@ def _given_pattern(structure: Any, objective: Objective, point: Point, hess_spar
             raise ValueError(f"hess_sparsity must be {p} x {p} for {p} variables, got {pattern.shape}")
         return Compressed(pattern)
     if isinstance(structure, SparseCholesky) and (entries := structure.hessian_entries()) is not None:
-        return Compressed(both_triangles(*entries, len(structure.order.array)))
+        if len(structure.order.array) != p:
+            raise ValueError(f"{structure} was made for {len(structure.order.array)} variables, x0 has {p}")
+        return Compressed(both_triangles(*entries, p))
     if objective.hess is not None and issparse(H := point.matrix_given()):
-        return Compressed(sparsity(abs(H) + abs(H).T, "hess"))
+        random = np.random.default_rng(0).uniform(-NEARBY, NEARBY, p)
+        near = objective.at(point.x * (1 + torch.as_tensor(random).to(point.x)) + torch.as_tensor(random).to(point.x))
+        stored = csr_array(H) + csr_array(near.matrix_given())  # entries that happen to be zero at x0 show nearby
+        return Compressed(sparsity(abs(stored) + abs(stored).T, "hess"))
     return None
 
 
 def _found_pattern(objective: Objective, point: Point) -> Compressed | None:
     p = objective.layout.p
+    objective.counts.nfev += 1
     most = min(max(4_000_000, 60 * p), int(DENSITY * p * p))
     try:
         pattern: csr_array = hessian_sparsity(
@@ -109,6 +118,8 @@ def _found_pattern(objective: Objective, point: Point) -> Compressed | None:
 
 def start(chosen: Plan, objective: Objective, point: Point, given: Element | None, boxed: bool, seed: int) -> Curvature:
     """S_0 = max |H_ii| I, or the user's own. `boxed` asks for the update of B in its group, whatever S can hold."""
+    if given is not None:
+        _check_element(given, chosen.structure, point.x)
     structure, compressed = chosen.structure, chosen.compressed
     if structure is None and compressed is None:
         return Isotropic(1.0, point.x)
@@ -126,6 +137,19 @@ def start(chosen: Plan, objective: Objective, point: Point, given: Element | Non
         raise ValueError(f"{structure} needs x0 as one matrix, m x n, got shapes {objective.layout.shapes}")
     one = structure.identity(size, dtype=point.x.dtype, device=point.x.device)
     return Boxed.scaled_identity(one, diagonals, point)
+
+
+def _check_element(given: Any, structure: Structure | None, like: Tensor) -> None:
+    if not isinstance(given, Element):
+        raise ValueError(f"precision must be an element such as ng.Lower(2).identity(p), got {type(given).__name__}")
+    p = len(like)
+    if given.shape != (p, p) or given.dtype != like.dtype or given.device != like.device:
+        raise ValueError(
+            f"precision must be {p} x {p}, {like.dtype}, on {like.device}, as x0 is; got {check.shape(given.shape)}, "
+            f"{given.dtype}, on {given.device}"
+        )
+    if given.structure != structure:
+        raise ValueError(f"precision must be an element of structure={structure}, got one of {given.structure}")
 
 
 def _space(structure: Structure | None, compressed: Compressed | None, like: Tensor) -> Symmetric | None:

@@ -39,9 +39,9 @@ class Curvature(ABC):
     def follow(self, point: Point, beta: float, gamma: float) -> Curvature:
         """S after one step with the Hessian at the point. A Hessian that is not finite leaves S as it is."""
 
-    def indefinite(self, point: Point) -> bool:
-        """Whether the Hessian is known to have a negative eigenvalue at the point that S has just followed."""
-        return False
+    def indefinite(self, point: Point) -> bool | None:
+        """Whether the Hessian has a negative eigenvalue at the point that S has just followed; None: not known."""
+        return None
 
     @abstractmethod
     def covariance(self, x: Tensor) -> Tensor:
@@ -150,11 +150,8 @@ class Isotropic(Curvature):
     like: Tensor
 
     def follow(self, point: Point, beta: float, gamma: float) -> Isotropic:
-        g = point.gradient()
-        length = g.norm()
-        u = g / torch.where(length > 0, length, 1.0)
-        s = float(point.products(u.unsqueeze(-1)).norm())
-        return replace(self, s=s) if 0 < s < float("inf") else self
+        s = along(point, point.gradient())
+        return replace(self, s=abs(s)) if 0 < abs(s) < float("inf") else self
 
     def covariance(self, x: Tensor) -> Tensor:
         return x / self.s
@@ -167,6 +164,13 @@ class Isotropic(Curvature):
 
 def no_diagonal(_: Point) -> None:
     """For structures that find all they need from products."""
+
+
+def along(point: Point, v: Tensor) -> float:
+    """u^T H u for the unit vector u along v."""
+    u = v / v.abs().max()
+    u = u / u.norm()
+    return float(u @ point.products(u.unsqueeze(-1)).squeeze(-1))
 
 
 def initial_scale(diagonal: Tensor, entries: Tensor, point: Point) -> float:

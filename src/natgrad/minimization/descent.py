@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from natgrad.minimization.cg import truncated_cg
-from natgrad.minimization.curvature import Curvature
+from natgrad.minimization.curvature import Curvature, along
 from natgrad.minimization.linesearch import Failure, search
 from natgrad.minimization.objective import Point
 from natgrad.minimization.run import CONVERGED, STUCK, Ended, Method, largest
@@ -54,21 +54,28 @@ class Descent(Method):
 
         noise = max(noise, 2 * new.change)
         settled = settle(point, d, noise)
-        self.still = 0 if largest(settled.gradient()) < largest(point.gradient()) / 2 else self.still + 1
+        better = largest(settled.gradient()) < largest(point.gradient()) / 2
+        self.still, self.vain = (0, 0) if better else (self.still + 1, self.vain)
         if self.still == curvature.patience:
             if -slope <= 2 * noise:
-                raise Ended(CONVERGED, "converged: no step changes f beyond its rounding errors", settled)
+                return self._end(settled, curvature, "no step changes f beyond its rounding errors")
+            if gradient_is_noise(point):
+                return self._end(settled, curvature, "the gradient is nothing but rounding errors")
             raise Ended(STUCK, "no step along -S^-1 gradient lowers f: are the derivatives right?")
         return settled, curvature
 
     def stationary(self, point: Point, curvature: Curvature) -> tuple[Point, Curvature]:
+        return self._end(point, curvature, f"max |gradient| = {largest(point.gradient()):.2g}, within gtol")
+
+    def _end(self, point: Point, curvature: Curvature, reason: str) -> tuple[Point, Curvature]:
         """The end, unless the point is a saddle and there is a way down from it."""
         curvature = curvature.follow(point, self.beta, self.gamma)
-        saddle = curvature.indefinite(point)
-        if saddle and (lower := way_down(point)) is not None:
+        saddle, unmoved = curvature.indefinite(point), self.lowest is None
+        # where S cannot tell, it is worth a look only at the start: a descent meets saddles by accident
+        if (saddle or (saddle is None and unmoved)) and (lower := way_down(point)) is not None:
+            self.still = 0
             return lower, curvature
-        message = f"converged: max |gradient| = {largest(point.gradient()):.2g}, within gtol"
-        raise Ended(CONVERGED, message + "; it may be a saddle" * saddle, point, curvature)
+        raise Ended(CONVERGED, f"converged: {reason}" + ("; it may be a saddle" if saddle else ""), point, curvature)
 
     def _followed(self, point: Point, curvature: Curvature) -> tuple[Point, Curvature]:
         """S with the Hessian at the point; or back to the lowest point and its S."""
@@ -96,18 +103,15 @@ class Descent(Method):
             forcing = min(0.5, (-slope / self.decrement0) ** 0.25)
             d = truncated_cg(point, curvature.covariance, g, self.cg_steps, forcing)
             slope = float(g @ d)
-        if not (slope < 0 and math.isfinite(slope)):
-            raise Ended(STUCK, "S is too badly conditioned to solve S d = -gradient")
-        return d, slope
+        return (d, slope) if slope < 0 and math.isfinite(slope) else steepest(point)
 
 
 def steepest(point: Point) -> tuple[Tensor, float]:
     """-g, as long as the curvature along it makes right, and its slope."""
     g = point.gradient()
-    square = float(g @ g)
-    curvature = abs(float(g @ point.products(g.unsqueeze(-1)).squeeze(-1))) / square
-    a = 1 / curvature if 0 < curvature < math.inf else 1.0
-    return -a * g, -a * square
+    curvature = abs(along(point, g))
+    d = -g / curvature if 0 < curvature < math.inf else -g / largest(g)
+    return d, float(g @ d)
 
 
 def rounding(point: Point, d: Tensor, fall: float) -> float:
@@ -120,6 +124,17 @@ def rounding(point: Point, d: Tensor, fall: float) -> float:
         l1, l2, l3 = (point.objective.at(point.x + k * a * d).value for k in (1, 2, 3))
         noise = max(noise, abs(l3 - 3 * l2 + 3 * l1 - point.value))
     return noise
+
+
+def gradient_is_noise(point: Point) -> bool:
+    """Whether changes of x in the last place change the gradient as much as it is large."""
+    x, g = point.x, point.gradient()
+    other = point.objective.at(x + 2 * torch.finfo(x.dtype).eps * x * alternating(x)).gradient()
+    return largest(g) <= 4 * largest(other - g)
+
+
+def alternating(x: Tensor) -> Tensor:
+    return 1 - 2 * (torch.arange(len(x), device=x.device) % 2).to(x)
 
 
 def settle(point: Point, d: Tensor, noise: float) -> Point:

@@ -20,9 +20,11 @@ class Layout:
     """
 
     def __init__(self, x0: Any):
-        self.is_numpy = not _has_tensor(x0)
+        self.is_numpy = not _has_tensor(x0) and not (isinstance(x0, (dict, list, tuple)) and not x0)
         leaves, self._tree = pytree.tree_flatten(np.atleast_1d(np.asarray(x0)) if self.is_numpy else x0)
         tensors = [_leaf(leaf) for leaf in leaves]
+        if not tensors:
+            raise ValueError(f"x0 must hold tensors, got {x0!r}")
         kinds = {(t.dtype, t.device) for t in tensors}
         if len(kinds) > 1:
             raise ValueError(f"all tensors of x0 must share one dtype and device, got {sorted(map(str, kinds))}")
@@ -55,8 +57,11 @@ class Layout:
             array = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
             if array.size != self.p or array.dtype.kind not in "fiub":
                 raise ValueError(f"{what} must return {self.p} real numbers, got {array.dtype} of shape {array.shape}")
-            return torch.as_tensor(np.ascontiguousarray(array).reshape(-1), dtype=self.dtype)
+            return torch.tensor(np.array(array).reshape(-1), dtype=self.dtype)  # a copy: it may be the user's buffer
         leaves = pytree.tree_leaves(y)
+        if not all(isinstance(leaf, Tensor) for leaf in leaves):
+            kinds = sorted({type(leaf).__name__ for leaf in leaves})
+            raise ValueError(f"{what} must return tensors, as x0 is made of, got {', '.join(kinds)}")
         shapes = [tuple(getattr(leaf, "shape", ("?",))) for leaf in leaves]
         if shapes != self.shapes:
             raise ValueError(f"{what} must return tensors shaped like x0, {self.shapes}, got {shapes}")

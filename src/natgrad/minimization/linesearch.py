@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from natgrad.minimization.objective import Point
+from natgrad.minimization.run import NOT_FINITE, Ended
 
 SUFFICIENT = 1e-4  # of the decrease that the slope promises
 SHORTEST = 1e-10
@@ -32,6 +33,8 @@ def search(point: Point, d: Tensor, slope: float, reference: float) -> Point | F
     a, change = 1.0, 0.0
     while a > SHORTEST:
         trial = point.objective.at(point.x + a * d)
+        if trial.value == -math.inf:
+            raise Ended(NOT_FINITE, "f falls to -infinity: it has no minimum")
         if math.isfinite(trial.value) and trial.value <= reference + SUFFICIENT * a * slope:
             found = _further(point, d, slope, trial) if a == 1.0 else trial
             if torch.isfinite(found.gradient()).all():
@@ -49,7 +52,9 @@ def _further(point: Point, d: Tensor, slope: float, reached: Point) -> Point:
     a = 2.0
     while reached.value <= point.value + STRAIGHT * (a / 2) * slope and a < LONGEST:
         trial = point.objective.at(point.x + a * d)
-        if not (math.isfinite(trial.value) and trial.value < reached.value):
+        if trial.value == -math.inf:
+            raise Ended(NOT_FINITE, "f falls to -infinity: it has no minimum")
+        if not trial.value < reached.value:
             break
         reached, a = trial, 2 * a
     return reached

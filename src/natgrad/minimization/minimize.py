@@ -66,8 +66,9 @@ def minimize(
     beta: the rate, 1 by default with the line search, 0.4 in paper mode, 0.5 at the start in stochastic mode.
     gamma: the temperature: S tends to the Hessian / gamma.
     cg_steps: solve H d = -gradient by so many steps of conjugate gradients with S as the preconditioner.
-    precision: the element B to start from, of the structure's group; by default B B^T = max |H_ii| I.
-    gtol: stops at max |gradient| <= gtol min(1, max |gradient at x0|), 1e-8 by default (never in stochastic mode).
+    precision: the element B to start from, of the structure's group; by default B B^T = max |H_ii| I. With "auto" its
+        structure is taken, so that precision=res.precision goes on where a run has ended.
+    gtol: stops at max |gradient| <= gtol min(1, the largest one so far), 1e-8 by default (never in stochastic mode).
     ftol: stops when an iteration lowers f by a share of no more than this; 0 leaves that test out.
         Whatever they are, a run also ends where no step can change f beyond its rounding errors.
     callback: called after each iteration as callback(intermediate_result=OptimizeResult) or callback(x), as SciPy
@@ -77,12 +78,17 @@ def minimize(
     the Hessian) and `hess_inv` (S^-1, a LinearOperator). status: 0 converged, 1 maxiter, 2 no step helps, 3 not
     finite, 99 stopped by the callback. Where the function is NaN at x0 the result says so; it is no exception.
     """
-    if mode not in RATES:
+    if not isinstance(mode, str) or mode not in RATES:
         raise ValueError(f"mode must be one of {', '.join(map(repr, RATES))}, got {mode!r}")
     beta, gamma = _positive(RATES[mode] if beta is None else beta, "beta"), _positive(gamma, "gamma")
     if cg_steps is not None and check.count(cg_steps, "cg_steps") and mode != "linesearch":
         raise ValueError(f'cg_steps belongs to mode="linesearch", got mode={mode!r}')
+    check.count(seed, "seed")
+    if isinstance(precision, Element) and structure == "auto":
+        structure = precision.structure
     layout = Layout(x0)
+    if layout.p == 0:
+        raise ValueError(f"x0 must hold at least one number, got {x0!r}")
     limits = _limits(mode, layout.p, maxiter, gtol, ftol)
     objective = Objective(layout, fun, args, jac, hess, hessp, hess_diag)
     monitor = Monitor(layout, callback, disp)
@@ -93,7 +99,7 @@ def minimize(
             Outcome(point, Isotropic(1.0, point.x), NOT_FINITE, f"{what} is not finite at x0"), objective, monitor
         )
 
-    chosen = plan(structure, objective, point, hess_sparsity, mode == "stochastic", cg_steps)
+    chosen = plan(structure, objective, point, hess_sparsity, mode, cg_steps)
     if disp:
         monitor.say(f"structure: {chosen}")
     unproved = None if chosen.proved or mode == "stochastic" else chosen.compressed
@@ -127,7 +133,7 @@ def scipy_method(
 
     options are the keyword arguments of `minimize`; SciPy's tol is gtol.
     """
-    if bounds is not None or (constraints is not None and len(constraints)):
+    if bounds is not None or not (constraints is None or (isinstance(constraints, (tuple, list)) and not constraints)):
         raise ValueError("natgrad minimises without bounds and constraints; leave them out, or take another method")
     tol = options.pop("tol", None)
     if tol is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -54,6 +56,7 @@ class Objective:
         if self.layout.is_numpy:
             object.__setattr__(self, "by_torch", needs_torch and not self.jac and self._is_torch())
             if needs_torch and not self.by_torch:
+                self.fun(self.layout.start.clone().numpy(), *self.args)  # where it fails on arrays, that is the news
                 missing = "jac" if not self.jac else "hessp"
                 raise ValueError(
                     f"fun takes NumPy arrays, so its derivatives must be given: {missing} is missing; {HOW}"
@@ -61,6 +64,7 @@ class Objective:
 
     def _is_torch(self) -> bool:
         x = self.layout.start.clone().requires_grad_()
+        self.counts.nfev += 1
         try:
             return isinstance(self.fun(x, *self.args), Tensor)
         except (TypeError, RuntimeError, AttributeError, ValueError):  # NumPy refuses tensors that require gradients
@@ -93,7 +97,10 @@ class Point:
         else:
             value = objective.fun(objective.give(x), *objective.args)
             if objective.jac is True:
+                if not (isinstance(value, tuple) and len(value) == 2):
+                    raise ValueError(f"with jac=True fun must return (value, gradient), got {type(value).__name__}")
                 value, gradient = value
+                objective.counts.njev += 1
                 self._gradient = objective.layout.vector(gradient, "fun, with jac=True, as its second result,")
         self.value = _scalar(value)
 
@@ -109,7 +116,7 @@ class Point:
         return self._gradient
 
     def _differentiate(self, leaf: Tensor, value: Tensor) -> Tensor:
-        if not value.requires_grad:
+        if not (isinstance(value, Tensor) and value.requires_grad):
             raise ValueError(
                 "fun returned a tensor that does not depend on x through torch operations: was it detached, or "
                 f"computed by NumPy? {HOW}"
@@ -126,8 +133,8 @@ class Point:
             HV = _multiply(self.matrix_given(), V)
         elif objective.hessp is not None:
             give, args = objective.give, objective.args
-            columns = [objective.hessp(give(self.x), give(v), *args) for v in V.unbind(-1)]
-            HV = torch.stack([objective.layout.vector(column, "hessp") for column in columns], -1)
+            vector = objective.layout.vector
+            HV = torch.stack([vector(objective.hessp(give(self.x), give(v), *args), "hessp") for v in V.unbind(-1)], -1)
         else:
             HV = self._autograd_products(V)
         objective.counts.nhvp += V.shape[1]
@@ -136,6 +143,7 @@ class Point:
     def _autograd_products(self, V: Tensor) -> Tensor:
         """The gradient of g^T v for each v: reverse over reverse, on the graph that the gradient has left."""
         if self._graph is None:  # the gradient is the user's own
+            self.objective.counts.nfev += 1
             with torch.enable_grad():
                 leaf = self.x.detach().clone().requires_grad_()
                 value = self.objective.fun(self.objective.layout.tree(leaf), *self.objective.args)
@@ -164,10 +172,13 @@ class Point:
             assert objective.hess is not None
             H, p = objective.hess(objective.give(self.x), *objective.args), objective.layout.p
             if not (issparse(H) or isinstance(H, (LinearOperator, Tensor))):
-                H = torch.as_tensor(np.asarray(H))
+                array = np.array(H)
+                if array.dtype.kind not in "fiub":
+                    raise ValueError(f"hess must return a {p} x {p} matrix of real numbers, got {array.dtype}")
+                H = torch.tensor(array)
             if isinstance(H, Tensor):
-                if H.numel() != p * p:
-                    raise ValueError(f"hess must return a {p} x {p} matrix, got shape {tuple(H.shape)}")
+                if H.numel() != p * p or H.is_complex():
+                    raise ValueError(f"hess must return a real {p} x {p} matrix, got {H.dtype} {tuple(H.shape)}")
                 H = H.detach().reshape(p, p).to(objective.layout.device, objective.layout.dtype)
             if tuple(H.shape) != (p, p):
                 raise ValueError(f"hess must return a {p} x {p} matrix, got shape {tuple(H.shape)}")
@@ -191,10 +202,11 @@ def _multiply(H: Any, V: Tensor) -> Tensor:
 
 
 def _scalar(value: Any) -> float:
-    size = value.numel() if isinstance(value, Tensor) else np.size(value)
-    if size != 1:
-        shape = tuple(value.shape) if isinstance(value, Tensor) else np.shape(value)
-        raise ValueError(f"fun must return one number, got shape {shape}; sum it, or take its mean")
-    if value.is_complex() if isinstance(value, Tensor) else np.iscomplexobj(value):
+    if not isinstance(value, (Tensor, Number, np.ndarray)):
+        raise ValueError(f"fun must return one real number, got {type(value).__name__}")
+    array: Any = value.detach() if isinstance(value, Tensor) else np.asarray(value)
+    if math.prod(array.shape) != 1:
+        raise ValueError(f"fun must return one number, got shape {tuple(array.shape)}; sum it, or take its mean")
+    if "complex" in str(array.dtype):
         raise ValueError(f"fun must return a real number, got {value!r}")
-    return float(value.detach() if isinstance(value, Tensor) else value)
+    return float(array)

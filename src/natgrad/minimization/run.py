@@ -61,14 +61,15 @@ class Method(ABC):
 
 def run(method: Method, point: Point, curvature: Curvature, limits: Limits, monitor: Monitor) -> Outcome:
     best = point
-    threshold = limits.gtol * min(1.0, largest(point.gradient()))
+    scale = 0.0  # of the gradient: the largest so far, up to 1
     while True:
+        scale = max(scale, min(1.0, largest(point.gradient())))
         if monitor.nit >= limits.maxiter:
             status, message = method.at_limit
             return Outcome(method.answer(best), curvature, status, message.format(limits.maxiter))
-        before = point.value
+        before = point
         try:
-            if largest(point.gradient()) <= threshold:
+            if largest(point.gradient()) <= limits.gtol * scale:
                 point, curvature = method.stationary(point, curvature)
             else:
                 point, curvature = method.step(point, curvature)
@@ -77,8 +78,8 @@ def run(method: Method, point: Point, curvature: Curvature, limits: Limits, moni
         best = point if point.value <= best.value else best
         if monitor.stopped_at(method.shown(point), point):
             return Outcome(method.answer(point), curvature, STOPPED, "`callback` raised `StopIteration`.")
-        fall = (before - point.value) / max(abs(before), abs(point.value), 1.0)
-        if limits.ftol and 0 <= fall <= limits.ftol:
+        fall = (before.value - point.value) / max(abs(before.value), abs(point.value), 1.0)
+        if limits.ftol and point is not before and 0 <= fall <= limits.ftol:
             return Outcome(point, curvature, CONVERGED, f"converged: f fell by a share of {fall:.2g} <= ftol")
 
 

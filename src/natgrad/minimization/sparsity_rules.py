@@ -97,7 +97,7 @@ class Call:
         """Where a constant differs from 0, as an elementwise operation sees it; None for a variable."""
         if self.trace.follows(t):
             return None
-        return (torch.as_tensor(t, device=self.out.device) != 0).expand(self.out.shape).reshape(-1).cpu().numpy()
+        return (torch.as_tensor(t != 0, device=self.out.device)).expand(self.out.shape).reshape(-1).cpu().numpy()
 
     def step(self, sources: Sequence[Source], curved: Sequence[tuple[int, int]] = ()) -> int:
         return self.trace.add(self.out.numel(), sources, curved)

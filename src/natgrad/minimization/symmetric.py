@@ -86,9 +86,7 @@ class SparseSymmetric:
         return self._structure
 
     def hessian(self, point: Point) -> Tensor:
-        if point.hessian is None:
-            point.hessian = self.compressed.hessian(point)
-        return point.hessian
+        return self.compressed.hessian(point)
 
     def diagonal(self, S: Tensor) -> Tensor:
         return S[torch.as_tensor(self.compressed.on_diagonal, device=S.device)]
