@@ -38,7 +38,7 @@ OTHERS: list[tuple[str, Callable[[int], Structure], Callable[[int], Size], int]]
     ("Kronecker(Lower(5), Lower(5))", lambda p: ng.Kronecker(ng.Lower(5), ng.Lower(5)), lambda p: split(p), 10**6),
 ]
 LARGE = 64_000  # from here on the vectors and factors outgrow the second-level cache
-AIM = {"exponent": 1.1, "bandwidth_share": 0.3}  # in p, at most; of a copy, at least, for apply and solve
+AIM = {"exponent": 1.1, "bandwidth_share": 0.25}  # in p, at most; of a copy, at least, for apply and solve
 FEW_PRODUCTS = ("Lower", "Upper", "Diagonal", "SparseCholesky")  # the others' pull asks for p products
 
 
