@@ -31,6 +31,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
         "--sizes", type=int, nargs="+", default=list(SIZES), choices=list(SIZES), help="numbers of variables"
     )
     parser.add_argument("--functions", nargs="+", default=list(FUNCTIONS), choices=list(FUNCTIONS), metavar="NAME")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="NAME")
     parser.add_argument("--redraw", action="store_true", help="draw and print what the JSON holds, measure nothing")
 
 
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
             if size > 10_000 and not problem.sparse:
                 continue
             for number, x0 in enumerate(starts(problem, problem.size(size), n)):
-                for method in METHODS:
+                for method in arguments.methods:
                     key = (size, name, number, method)
                     if key in known or size > LARGEST.get(method, size):
                         continue

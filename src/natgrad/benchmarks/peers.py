@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -38,11 +39,6 @@ class Run:
     products: int = 0  # of the Hessian with vectors
     ending: str = ""
 
-    @property
-    def work(self) -> int:
-        """Evaluations with or without the gradient, and Hessian products."""
-        return self.values + self.products
-
     def row(self) -> dict[str, Any]:
         return {**asdict(self), "seconds": round(self.seconds, 5), "value": float(f"{self.value:.9e}")}
 
@@ -54,24 +50,23 @@ class Over(Exception):  # noqa: N818
 class Oracle:
     """The function for NumPy methods, watched."""
 
-    def __init__(self, function: Function, x0: Tensor, limit: float):
-        self.function, self.run, self.limit = function, Run(), limit
+    def __init__(self, function: Function, x0: Tensor, limit: float, products: bool = False):
+        self.function, self.run, self.limit, self.products = function, Run(), limit, products
         leaf = x0.clone().requires_grad_()
         start = torch.autograd.grad(function(leaf), leaf)[0].abs().max().item()
         self.target = GRADIENT * min(1.0, start)
-        self.graph: tuple[np.ndarray, Tensor, Tensor] | None = None
+        self.graphs: deque[tuple[np.ndarray, Tensor, Tensor]] = deque(maxlen=2)  # a refused step goes back to the first
         self.began = time.perf_counter()
 
     def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        value, g = self._evaluate(x, keep=False)
+        value, g = self._evaluate(x)
         self.seen(value.item(), g)
         return value.item(), g.numpy()
 
     def product(self, x: np.ndarray, v: np.ndarray) -> np.ndarray:
-        if self.graph is None or not np.array_equal(self.graph[0], x):
-            self._evaluate(x, keep=True)
-        assert self.graph is not None
-        _, leaf, g = self.graph
+        if not any(np.array_equal(at, x) for at, _, _ in self.graphs):
+            self._evaluate(x)
+        leaf, g = next((leaf, g) for at, leaf, g in self.graphs if np.array_equal(at, x))
         self.run.products += 1
         Hv = torch.autograd.grad(g, leaf, torch.as_tensor(v), retain_graph=True, materialize_grads=True)[0]
         if self._elapsed() > self.limit:
@@ -94,18 +89,18 @@ class Oracle:
         self.run.seconds = time.perf_counter() - self.began
         return self.run.seconds
 
-    def _evaluate(self, x: np.ndarray, keep: bool) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, x: np.ndarray) -> tuple[Tensor, Tensor]:
         leaf = torch.tensor(x, requires_grad=True)
         value = self.function(leaf)
-        (g,) = torch.autograd.grad(value, leaf, create_graph=keep)
-        if keep:
-            self.graph = x.copy(), leaf, g
+        (g,) = torch.autograd.grad(value, leaf, create_graph=self.products)
+        if self.products:
+            self.graphs.append((x.copy(), leaf, g))
         return value.detach(), g.detach()
 
 
 def natgrad(function: Function, x0: Tensor, oracle: Oracle) -> str:
     """`ng.minimize` without any option: finding the sparsity counts into its time."""
-    run, last = oracle.run, []
+    run = oracle.run
 
     def follow(intermediate_result: Any) -> None:
         run.iterations += 1
@@ -116,7 +111,7 @@ def natgrad(function: Function, x0: Tensor, oracle: Oracle) -> str:
 
     result = ng.minimize(function, x0, callback=follow, maxiter=UNLIMITED)
     run.value, run.values, run.gradients, run.products = result.fun, result.nfev, result.njev, result.nhvp
-    if not last and result.status == 0:  # at a start that is a solution there is no callback
+    if result.status == 0:  # at a start that is a solution there is no callback
         run.solved = bool(result.jac.abs().max() <= oracle.target)
     return "" if result.status == 99 else result.message
 
@@ -126,7 +121,7 @@ def scipy_minimizer(method: str, **options: Any) -> Callable[[Function, Tensor, 
         def follow(_: Any) -> None:
             oracle.run.iterations += 1
 
-        products = {} if method in ("BFGS", "L-BFGS-B") else {"hessp": oracle.product}
+        products = {"hessp": oracle.product} if oracle.products else {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = scipy.optimize.minimize(
@@ -172,11 +167,12 @@ METHODS: dict[str, Callable[[Function, Tensor, Oracle], str]] = {
     "trust-krylov": scipy_minimizer("trust-krylov", gtol=0.0),
     "torch LBFGS": torch_lbfgs,
 }
+WITH_PRODUCTS = ("Newton-CG", "trust-ncg", "trust-krylov")
 LARGEST = {"BFGS": 1_000}  # variables; beyond that its dense matrix is no choice
 
 
 def measure(method: str, function: Function, x0: Tensor, limit: float) -> Run:
-    oracle = Oracle(function, x0, limit)
+    oracle = Oracle(function, x0, limit, method in WITH_PRODUCTS)
     oracle.began = time.perf_counter()
     try:
         oracle.run.ending = METHODS[method](function, x0, oracle)
