@@ -54,3 +54,17 @@ def test_accelerators_agree_with_the_cpu(device):
             on_cpu, there = (everything(structure, size, where, dtype) for where in ("cpu", device))
             for a, b in zip(on_cpu, there, strict=True):
                 torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=f"{name}, {dtype}")
+
+
+@pytest.mark.skipif(not ACCELERATORS, reason="no accelerator")
+@pytest.mark.parametrize("options", [{}, {"structure": ng.Dense()}, {"structure": ng.Lower(1)}, {"mode": "paper"}])
+@pytest.mark.parametrize("device", ACCELERATORS)
+def test_minimize_takes_the_same_steps(device, options):
+    def rosenbrock(x):
+        return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+    x0 = torch.linspace(1, 2, 50, dtype=torch.float64)
+    here = ng.minimize(rosenbrock, x0, maxiter=10, **options)
+    there = ng.minimize(rosenbrock, x0.to(device), maxiter=10, **options)
+    assert there.x.device.type == device
+    assert torch.allclose(here.x, there.x.cpu(), rtol=1e-6)

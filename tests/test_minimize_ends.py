@@ -242,3 +242,117 @@ def test_a_run_goes_on_with_the_precision_of_the_last():
 def test_awkward_arguments_are_refused_with_a_reason(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+# ---- indefinite Hessians, and S that is far too large
+
+
+@pytest.mark.parametrize("p", [4, 10, 40, 100, 1000])
+def test_coordinates_on_saddles_do_not_hold_up_the_others(p):
+    def function(x):
+        return (1e-3 * (x[: p // 2] - 5) ** 2).sum() + ((x[p // 2 :] ** 2 - 1) ** 2).sum()
+
+    result = ng.minimize(function, torch.zeros(p, dtype=F64))
+    assert result.success
+    assert result.fun < 1e-12
+    assert result.nit < 100 or p == 1000
+
+
+@pytest.mark.parametrize("rates", [{"beta": 0.3}, {"beta": 0.5}, {"gamma": 0.5}])
+def test_saddles_are_seen_at_any_rate(rates):
+    result = ng.minimize(lambda x: x[0] ** 2 - 0.4 * x[1] ** 2 + x[1] ** 4, torch.zeros(2, dtype=F64), **rates)
+    assert result.success
+    assert result.fun == pytest.approx(-0.04)
+
+
+def test_no_success_before_s_has_come_down():
+    def function(x):
+        return 5e11 * (x[0] - 1) ** 2 + 5e-7 * (x[1] - 1000) ** 2 + 1
+
+    result = ng.minimize(function, torch.zeros(2, dtype=F64), structure=ng.Diagonal())
+    assert result.success
+    assert result.fun == pytest.approx(1, abs=1e-9)
+
+
+def test_no_success_with_a_hessian_that_is_much_too_large():
+    x0 = np.zeros(20)
+    result = ng.minimize(so.rosen, x0, jac=so.rosen_der, hess=lambda x: 1e20 * np.eye(20), maxiter=50)
+    assert not result.success
+
+
+def test_a_minimum_with_a_flat_direction_is_not_left():
+    result = ng.minimize(lambda x: 5 + x.sum() ** 2, torch.zeros(40, dtype=F64), structure=ng.Diagonal())
+    assert result.success
+    assert result.nit == 0
+    assert not result.x.any()
+
+
+def test_products_by_differences_are_good_enough_for_a_pattern():
+    def hessp(x, v):
+        return (so.rosen_der(x + 1e-7 * v) - so.rosen_der(x - 1e-7 * v)) / 2e-7
+
+    chain = sp.diags_array([1.0, 1.0, 1.0], offsets=[-1, 0, 1], shape=(50, 50))
+    with pytest.warns(RuntimeWarning, match="inexact, or not symmetric"):
+        result = ng.minimize(so.rosen, np.zeros(50), jac=so.rosen_der, hessp=hessp, hess_sparsity=chain)
+    assert result.success
+    assert result.fun < 1e-12
+
+
+# ---- functions that leave autograd
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor")
+@pytest.mark.parametrize("x0", [np.array([1.0, 2.0]), torch.tensor([1.0, 2.0], dtype=F64)])
+def test_a_function_half_in_numpy_is_refused(x0):
+    with pytest.raises(ValueError, match="out of torch, by __float__"):
+        ng.minimize(lambda x: (x**2).sum() + 10 * np.sin(float(x[0])), x0)
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor")
+def test_a_function_may_print_what_it_sees():
+    seen = []
+
+    def function(x):
+        value = ((x - 1) ** 2).sum()
+        seen.append(value.item())
+        return value
+
+    result = ng.minimize(function, torch.zeros(3, dtype=F64))
+    assert result.success
+    assert len(seen) >= result.nfev
+
+
+# ---- trees
+
+
+def test_a_gradient_in_another_order_is_refused():
+    x0 = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    with pytest.raises(ValueError, match="in the same tree"):
+        ng.minimize(
+            lambda t: (t["a"] ** 2 + t["b"]).sum(),
+            x0,
+            jac=lambda t: {"b": torch.ones(2), "a": 2 * t["a"]},
+            structure=ng.Dense(),
+        )
+
+
+def test_a_precision_beyond_the_sparsity_is_refused():
+    structure = ng.SparseCholesky(np.eye(40) + np.eye(40, k=1) + np.eye(40, k=-1))
+    B = structure.identity(40, dtype=F64)
+    v = torch.linspace(1, 2, 40, dtype=F64)
+    B = B.retract(0.3 * B.project(v, v.flip(0)))
+    with pytest.raises(ValueError, match="beyond the sparsity of the Hessian"):
+        ng.minimize(FUNCTIONS["rosenbrock"].value, torch.zeros(40, dtype=F64), structure=structure, precision=B)
+
+
+def test_stochastic_runs_have_no_tests_of_convergence():
+    for option in ({"gtol": 1e-3}, {"ftol": 1e-3}):
+        with pytest.raises(ValueError, match="pass maxiter"):
+            ng.minimize(wells, torch.ones(2, dtype=F64), mode="stochastic", **option)
+    assert not ng.minimize(wells, torch.ones(2, dtype=F64), mode="stochastic", maxiter=1).success
+
+
+def test_the_diagonal_for_a_named_structure_comes_from_the_sparsity():
+    problem = FUNCTIONS["rosenbrock"]  # no RuntimeWarning of an estimate, and few products
+    result = ng.minimize(problem.value, problem.start(2000), structure=ng.Lower(1, 1), maxiter=10)
+    assert result.nhvp <= 12 * 5

@@ -34,8 +34,10 @@ class Curve:
     def pause(self) -> Iterator[None]:
         """Time that is not the method's own: of looking at the loss."""
         began = time.perf_counter()
-        yield
-        self._began += time.perf_counter() - began
+        try:
+            yield
+        finally:
+            self._began += time.perf_counter() - began
 
     def first_below(self, target: float) -> int | None:
         return next((i for i, loss in enumerate(self.losses) if loss <= target), None)

@@ -51,7 +51,12 @@ class Problem:
         self.y = torch.tensor(np.where(random.random(EXAMPLES) < probability, 1.0, -1.0))
         self.start = torch.zeros(FEATURES, dtype=torch.float64)
         self.minimum = ng.minimize(self.all, self.start, hess=lambda x: self.hessian(x, self.A), gtol=1e-10).fun
-        self.batches = torch.Generator().manual_seed(seed)
+        self.seed = seed
+        self.begin()
+
+    def begin(self) -> None:
+        """Every method sees the same mini-batches."""
+        self.batches = torch.Generator().manual_seed(self.seed)
 
     def loss(self, x: Tensor, A: Tensor, y: Tensor) -> Tensor:
         return softplus(-y * (A @ x)).mean() + (x @ x) / (2 * EXAMPLES)
@@ -66,14 +71,12 @@ class Problem:
 
     def batch(self, x: Tensor) -> Tensor:
         """The loss of a mini-batch, another one in every call."""
-        i = self.draw()
-        return self.loss(x, self.A[i], self.y[i])
+        self.current = torch.randint(EXAMPLES, (BATCH,), generator=self.batches)
+        return self.loss(x, self.A[self.current], self.y[self.current])
 
     def batch_hessian(self, x: Tensor) -> Tensor:
-        return self.hessian(x, self.A[self.draw()])
-
-    def draw(self) -> Tensor:
-        return torch.randint(EXAMPLES, (BATCH,), generator=self.batches)
+        """That of the mini-batch drawn last."""
+        return self.hessian(x, self.A[self.current])
 
     def excess(self, x: Tensor) -> float:
         with torch.no_grad():
@@ -85,11 +88,12 @@ class Watch:
 
     def __init__(self, problem: Problem, tick: Tick, note: str = ""):
         self.problem, self.tick, self.calls = problem, tick, 0
+        problem.begin()
         self.curve = Curve("", [problem.excess(problem.start)], note=note)
 
     def __call__(self, x: Tensor) -> None:
         self.calls += 1
-        if self.calls % (EXAMPLES // BATCH // 10) == 0:
+        if self.calls % max(1, EXAMPLES // BATCH // 10) == 0:
             with self.curve.pause():
                 excess = self.problem.excess(x)
                 self.tick(excess)

@@ -23,7 +23,7 @@ import torch
 from scipy.sparse import csr_array, issparse
 from torch import Tensor
 
-from natgrad.groups import Dense, Kronecker, Lower, SparseCholesky, check
+from natgrad.groups import Dense, Diagonal, Kronecker, Lower, SparseCholesky, Upper, check
 from natgrad.groups.base import Element, Structure
 from natgrad.groups.patterns import sparsity
 from natgrad.groups.sparse import both_triangles
@@ -65,15 +65,18 @@ def plan(
     cg_steps: int | None,
 ) -> Plan:
     given = _given_pattern(structure, objective, point, hess_sparsity)
-    if isinstance(structure, Structure):
-        return Plan(structure, given, cg_steps=cg_steps or 0)
-    if structure != "auto":
-        raise ValueError(f'structure must be "auto" or a structure such as ng.Lower(2), got {structure!r}')
     p, own_hess = objective.layout.p, objective.hess is not None
     own_products = objective.by_torch and not own_hess and objective.hessp is None
+    look = given is None and own_products and p > SMALL and mode != "stochastic"
+    if isinstance(structure, Structure):
+        wants_diagonal = isinstance(structure, (Lower, Upper, Diagonal)) and objective.hess_diag is None
+        found = _found_pattern(objective, point) if look and wants_diagonal else None
+        return Plan(structure, given or found, proved=given is None, cg_steps=cg_steps or 0)
+    if structure != "auto":
+        raise ValueError(f'structure must be "auto" or a structure such as ng.Lower(2), got {structure!r}')
     if given is None and (p <= SMALL or (own_hess and isinstance(point.matrix_given(), Tensor))):
         return Plan(Dense(), None, cg_steps=cg_steps or 0)
-    found = _found_pattern(objective, point) if given is None and own_products and mode != "stochastic" else None
+    found = _found_pattern(objective, point) if look else None
     if given is not None or found is not None:
         return Plan(None, given or found, proved=given is None, cg_steps=cg_steps or 0)
     if own_products and p <= MEDIUM:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -44,7 +45,7 @@ class Compressed:
     def hessian(self, point: Point) -> Tensor:
         if point.hessian is None:
             if point.objective.hess is not None and issparse(given := point.matrix_given()):
-                point.hessian = torch.as_tensor(self._read(given), dtype=point.x.dtype)
+                point.hessian = torch.as_tensor(self._read(given)).to(point.x)
             else:
                 point.hessian = self.entries(point.products, point.x)
         return point.hessian
@@ -79,26 +80,28 @@ class Compressed:
         expected = point.products(v.unsqueeze(-1)).squeeze(-1)
         gap = (self.product(entries, v) - expected).abs()
         scale = self.product(entries.abs(), v) + expected.abs()
-        suspects = (gap > torch.finfo(v.dtype).eps ** (2 / 3) * (scale + scale.mean())).nonzero().flatten().tolist()
+        eps = torch.finfo(v.dtype).eps
+        suspects = (gap > eps ** (2 / 3) * (scale + scale.mean())).nonzero().flatten().tolist()
         for row in suspects[:SUSPECTS]:  # a missing entry spoils others of its colour: not every suspect misses one
             unit = torch.zeros_like(v)
             unit[row] = 1.0
             column = point.products(unit.unsqueeze(-1)).squeeze(-1).abs()
+            largest = float(column.max())
             column[torch.as_tensor(self.pattern[[row]].indices.astype(np.int64), device=v.device)] = 0.0
-            if float(column.max()) > 0:
+            if float(column.max()) > eps**0.4 * largest:
                 raise ValueError(
                     f"the sparsity of the Hessian misses the entry in row {row}, column {int(column.argmax())}, which "
                     f"is {float(column.max()):.3g} in absolute value; add it to hess_sparsity, or leave that out"
                 )
         if suspects:
-            raise ValueError(
-                f"the sparsity of the Hessian does not fit: entries and products differ in rows {suspects[:SUSPECTS]}; "
-                "widen hess_sparsity, or leave it out"
+            warnings.warn(
+                "Hessian products are inexact, or not symmetric: those of the entries that were read off differ in "
+                f"rows {suspects[:SUSPECTS]}, though the sparsity misses nothing there",
+                RuntimeWarning,
+                stacklevel=3,
             )
 
 
 def _outside(H: csr_array, pattern: csr_array) -> tuple[int, int] | None:
-    lost = csr_array(H != 0).astype(np.int8) - csr_array(H != 0).astype(np.int8).multiply(pattern.astype(np.int8))
-    lost = csr_array(lost).tocoo()
-    where = np.flatnonzero(lost.data)
-    return (int(lost.row[where[0]]), int(lost.col[where[0]])) if len(where) else None
+    lost = (abs(H).astype(bool) > pattern).tocoo()
+    return (int(lost.row[0]), int(lost.col[0])) if lost.nnz else None

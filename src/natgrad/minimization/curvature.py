@@ -33,7 +33,8 @@ CAP = 2.0  # h(2) = 5: one boxed step multiplies S by no more than about 25
 class Curvature(ABC):
     """A positive definite S that follows the Hessian."""
 
-    patience: ClassVar[int]  # steps after which S has caught up with the Hessian at one point
+    patience: ClassVar[int]  # steps at one point after which S changes little
+    halvings: int = 0  # how far S was kept back from an indefinite Hessian: S lost as many powers of two there
 
     @abstractmethod
     def follow(self, point: Point, beta: float, gamma: float) -> Curvature:
@@ -60,7 +61,8 @@ class Recursion(Curvature):
     space: Symmetric
     S: Tensor
     solve: Solve = field(repr=False)
-    convex: bool = True  # whether the Hessian at the last point was positive definite
+    halvings: int = 0  # of beta, at the last point
+    convex: bool = False  # whether S is the Hessian of the last point
 
     @classmethod
     def scaled_identity(cls, space: Symmetric, point: Point) -> Recursion:
@@ -79,7 +81,7 @@ class Recursion(Curvature):
                 S = (1 - beta * gamma) * self.S + beta * H
                 solve = self.space.cholesky(S)
                 if solve is not None:
-                    return Recursion(self.space, S, solve, convex=halvings == 0)
+                    return Recursion(self.space, S, solve, halvings, convex=beta * gamma == 1)
                 beta /= 2
         return self
 
@@ -98,7 +100,7 @@ class Recursion(Curvature):
         return self.space.element(self.S)
 
     def __getstate__(self) -> dict[str, Any]:  # SuperLU's objects cannot be pickled
-        return {"space": self.space, "S": self.S, "convex": self.convex}
+        return {"space": self.space, "S": self.S, "halvings": self.halvings, "convex": self.convex}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in {**state, "solve": state["space"].cholesky(state["S"])}.items():

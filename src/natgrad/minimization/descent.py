@@ -19,10 +19,12 @@ from natgrad.minimization.cg import truncated_cg
 from natgrad.minimization.curvature import Curvature, along
 from natgrad.minimization.linesearch import Failure, search
 from natgrad.minimization.objective import Point
-from natgrad.minimization.run import CONVERGED, STUCK, Ended, Method, largest
-from natgrad.minimization.saddle import way_down
+from natgrad.minimization.run import CONVERGED, STUCK, Ended, Method, bounded, largest
+from natgrad.minimization.saddle import downhill, lower_along, way_down
 
 MEMORY, PATIENCE = 10, 3
+STALLED = 6  # halvings of beta: S has become so small across a saddle that it follows nothing else any more
+WAIT = 100
 ROUNDING = 4  # values of l are known to about so many units of the last place
 
 
@@ -37,11 +39,17 @@ class Descent(Method):
     vain: int = field(init=False, default=0)  # steps since then
     monotone: int = field(init=False, default=0)  # steps to come that must go down
     penalty: int = field(init=False, default=1)
+    wait: int = field(init=False, default=0)  # before looking for a way down again
     still: int = field(init=False, default=0)  # steps without any progress
     decrement0: float = field(init=False, default=math.nan)  # g^T S^-1 g at the start
 
     def step(self, point: Point, curvature: Curvature) -> tuple[Point, Curvature]:
         point, curvature = self._followed(point, curvature)
+        self.wait = max(0, self.wait - 1)
+        if curvature.halvings >= STALLED and not self.wait:
+            if (lower := way_down(point)) is not None:
+                return lower, curvature
+            self.wait = WAIT
         d, slope = self._direction(point, curvature)
         noise = rounding(point, d, -slope)
         new = Failure(0.0) if -slope <= noise else search(point, d, slope, max(self.recent))
@@ -58,6 +66,9 @@ class Descent(Method):
         self.still, self.vain = (0, 0) if better else (self.still + 1, self.vain)
         if self.still == curvature.patience:
             if -slope <= 2 * noise:
+                if (further := overlooked(point, d, slope, noise)) is not None:  # S was much too large
+                    self.still = 0
+                    return further, curvature
                 return self._end(settled, curvature, "no step changes f beyond its rounding errors")
             if gradient_is_noise(point):
                 return self._end(settled, curvature, "the gradient is nothing but rounding errors")
@@ -72,10 +83,14 @@ class Descent(Method):
         curvature = curvature.follow(point, self.beta, self.gamma)
         saddle, unmoved = curvature.indefinite(point), self.lowest is None
         # where S cannot tell, it is worth a look only at the start: a descent meets saddles by accident
-        if (saddle or (saddle is None and unmoved)) and (lower := way_down(point)) is not None:
+        found = downhill(point) if saddle or (saddle is None and unmoved) else None
+        lower = None if found is None else lower_along(point, *found)
+        if lower is not None:
             self.still = 0
             return lower, curvature
-        raise Ended(CONVERGED, f"converged: {reason}" + ("; it may be a saddle" if saddle else ""), point, curvature)
+        if saddle and found is None:
+            raise Ended(STUCK, f"a saddle, and no way down was found: {reason}", point, curvature)
+        raise Ended(CONVERGED, f"converged: {reason}", point, curvature)
 
     def _followed(self, point: Point, curvature: Curvature) -> tuple[Point, Curvature]:
         """S with the Hessian at the point; or back to the lowest point and its S."""
@@ -124,6 +139,13 @@ def rounding(point: Point, d: Tensor, fall: float) -> float:
         l1, l2, l3 = (point.objective.at(point.x + k * a * d).value for k in (1, 2, 3))
         noise = max(noise, abs(l3 - 3 * l2 + 3 * l1 - point.value))
     return noise
+
+
+def overlooked(point: Point, d: Tensor, slope: float, noise: float) -> Point | None:
+    """The point as far along d as the slope alone would lower l by four times its noise, if l does fall there."""
+    trial = bounded(point.objective.at(point.x - 4 * noise / slope * d)) if slope < 0 < noise else point
+    falls = trial.value < point.value - noise and bool(torch.isfinite(trial.gradient()).all())
+    return trial if falls else None
 
 
 def gradient_is_noise(point: Point) -> bool:

@@ -58,13 +58,16 @@ class Layout:
             if array.size != self.p or array.dtype.kind not in "fiub":
                 raise ValueError(f"{what} must return {self.p} real numbers, got {array.dtype} of shape {array.shape}")
             return torch.tensor(np.array(array).reshape(-1), dtype=self.dtype)  # a copy: it may be the user's buffer
-        leaves = pytree.tree_leaves(y)
+        leaves, tree = pytree.tree_flatten(y)
         if not all(isinstance(leaf, Tensor) for leaf in leaves):
             kinds = sorted({type(leaf).__name__ for leaf in leaves})
             raise ValueError(f"{what} must return tensors, as x0 is made of, got {', '.join(kinds)}")
         shapes = [tuple(getattr(leaf, "shape", ("?",))) for leaf in leaves]
-        if shapes != self.shapes:
-            raise ValueError(f"{what} must return tensors shaped like x0, {self.shapes}, got {shapes}")
+        if shapes != self.shapes or tree != self._tree:
+            raise ValueError(
+                f"{what} must return tensors shaped like x0, {self.shapes}, got {shapes}"
+                + (f", and in the same tree, {self._tree}, not {tree}" if tree != self._tree else "")
+            )
         return torch.cat([leaf.detach().reshape(-1) for leaf in leaves]).to(self.device, self.dtype)
 
 

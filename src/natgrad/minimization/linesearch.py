@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from natgrad.minimization.objective import Point
-from natgrad.minimization.run import NOT_FINITE, Ended
+from natgrad.minimization.run import bounded
 
 SUFFICIENT = 1e-4  # of the decrease that the slope promises
 SHORTEST = 1e-10
@@ -32,9 +32,7 @@ def search(point: Point, d: Tensor, slope: float, reference: float) -> Point | F
     """
     a, change = 1.0, 0.0
     while a > SHORTEST:
-        trial = point.objective.at(point.x + a * d)
-        if trial.value == -math.inf:
-            raise Ended(NOT_FINITE, "f falls to -infinity: it has no minimum")
+        trial = bounded(point.objective.at(point.x + a * d))
         if math.isfinite(trial.value) and trial.value <= reference + SUFFICIENT * a * slope:
             found = _further(point, d, slope, trial) if a == 1.0 else trial
             if torch.isfinite(found.gradient()).all():
@@ -51,9 +49,7 @@ def search(point: Point, d: Tensor, slope: float, reference: float) -> Point | F
 def _further(point: Point, d: Tensor, slope: float, reached: Point) -> Point:
     a = 2.0
     while reached.value <= point.value + STRAIGHT * (a / 2) * slope and a < LONGEST:
-        trial = point.objective.at(point.x + a * d)
-        if trial.value == -math.inf:
-            raise Ended(NOT_FINITE, "f falls to -infinity: it has no minimum")
+        trial = bounded(point.objective.at(point.x + a * d))
         if not trial.value < reached.value:
             break
         reached, a = trial, 2 * a

@@ -12,6 +12,8 @@ from natgrad.groups.base import Element, Structure
 from natgrad.minimization.choose import plan, start
 from natgrad.minimization.curvature import Isotropic
 from natgrad.minimization.descent import Descent
+from natgrad.minimization.exits import Exits
+from natgrad.minimization.exits import check as check_derivative
 from natgrad.minimization.layout import Layout
 from natgrad.minimization.monitor import Monitor
 from natgrad.minimization.objective import Objective
@@ -92,13 +94,16 @@ def minimize(
     limits = _limits(mode, layout.p, maxiter, gtol, ftol)
     objective = Objective(layout, fun, args, jac, hess, hessp, hess_diag)
     monitor = Monitor(layout, callback, disp)
-    point = objective.at(layout.start)
+    with Exits() as exits:
+        point = objective.at(layout.start)
     if not is_finite(point):
         what = "its gradient" if math.isfinite(point.value) else "f"
         return _result(
             Outcome(point, Isotropic(1.0, point.x), NOT_FINITE, f"{what} is not finite at x0"), objective, monitor
         )
 
+    if exits.seen and objective.by_torch and objective.jac is None and mode != "stochastic":
+        check_derivative(point, exits.seen)
     chosen = plan(structure, objective, point, hess_sparsity, mode, cg_steps)
     if disp:
         monitor.say(f"structure: {chosen}")
@@ -150,6 +155,8 @@ OPTIONS = set(inspect.signature(minimize).parameters) - set(inspect.signature(sc
 def _limits(mode: str, p: int, maxiter: int | None, gtol: float | None, ftol: float) -> Limits:
     if maxiter is None:
         maxiter = 1000 if mode == "stochastic" else max(2000, 10 * p)
+    if mode == "stochastic" and (gtol is not None or ftol):
+        raise ValueError('gtol and ftol test for convergence, which noise hides: in mode="stochastic" pass maxiter')
     if gtol is None:
         gtol = 0.0 if mode == "stochastic" else 1e-8
     for value, name in ((gtol, "gtol"), (ftol, "ftol")):

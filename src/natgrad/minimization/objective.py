@@ -198,7 +198,7 @@ class Point:
 
 
 def _multiply(H: Any, V: Tensor) -> Tensor:
-    return H @ V if isinstance(H, Tensor) else torch.as_tensor(H @ V.numpy()).to(V)
+    return H @ V if isinstance(H, Tensor) else torch.as_tensor(H @ V.cpu().numpy()).to(V)
 
 
 def _scalar(value: Any) -> float:

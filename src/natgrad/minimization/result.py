@@ -27,10 +27,13 @@ class MinimizeResult(OptimizeResult):
 
     @property
     def precision(self) -> Element:
-        return self.__dict__["_curvature"].factor
+        return self["precision"]
 
     def __getitem__(self, key: str) -> Any:
-        return self.precision if key == "precision" else super().__getitem__(key)
+        return self.__dict__["_curvature"].factor if key == "precision" else super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key == "precision" or super().__contains__(key)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), "precision"]

@@ -83,6 +83,13 @@ def run(method: Method, point: Point, curvature: Curvature, limits: Limits, moni
             return Outcome(point, curvature, CONVERGED, f"converged: f fell by a share of {fall:.2g} <= ftol")
 
 
+def bounded(point: Point) -> Point:
+    """The point, unless it ends the search for a minimum."""
+    if point.value == -math.inf:
+        raise Ended(NOT_FINITE, "f falls to -infinity: it has no minimum")
+    return point
+
+
 def is_finite(point: Point) -> bool:
     return math.isfinite(point.value) and bool(torch.isfinite(point.gradient()).all())
 

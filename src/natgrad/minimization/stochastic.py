@@ -17,14 +17,14 @@ from torch import Tensor
 
 from natgrad.minimization.curvature import Curvature
 from natgrad.minimization.objective import Point
-from natgrad.minimization.run import CONVERGED, NOT_FINITE, Ended, Method, is_finite
+from natgrad.minimization.run import LIMIT, NOT_FINITE, Ended, Method, is_finite
 
 WARM_UP, DECAY = 10, 0.75
 
 
 @dataclass
 class Stochastic(Method):
-    at_limit = (CONVERGED, "averaged over {} iterations (maxiter); under noise nothing tells how far they converged")
+    at_limit = (LIMIT, "ended after {} iterations (maxiter), their average taken; noise hides whether it converged")
 
     beta: float
     gamma: float

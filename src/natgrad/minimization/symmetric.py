@@ -107,4 +107,9 @@ class SparseSymmetric:
         return self.structure.cholesky(lower + strict, dtype=S.dtype, device=S.device)
 
     def product(self, B: Element) -> Tensor:
-        return self.compressed.entries(B.precision, self.like)
+        S = self.compressed.entries(B.precision, self.like)
+        v = torch.linspace(1, 2, len(self.like)).to(self.like)
+        expected = B.precision(v)
+        if float((self.compressed.product(S, v) - expected).abs().max()) > 1e-4 * float(expected.abs().max()):
+            raise ValueError("precision has entries in S = B B^T beyond the sparsity of the Hessian; start without it")
+        return S
