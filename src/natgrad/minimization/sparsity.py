@@ -19,7 +19,8 @@ from scipy.sparse import csr_array, eye_array, vstack
 from torch import Tensor
 
 from natgrad.minimization.layout import Layout
-from natgrad.minimization.sparsity_rules import Guard, Map, NotSparse, Source, Step, Trace, only, pairs
+from natgrad.minimization.sparsity_rules import RULES
+from natgrad.minimization.sparsity_trace import Guard, Map, NotSparse, Source, Step, Trace, only, pairs
 
 __all__ = ["NotSparse", "hessian_sparsity"]
 
@@ -37,7 +38,7 @@ def hessian_sparsity(
     """
     layout = Layout(x0)
     most = max(4_000_000, 60 * layout.p) if max_entries is None else max_entries
-    trace = Trace(max_maps=2 * most)
+    trace = Trace(2 * most, RULES)
     with torch.enable_grad():
         x = layout.start.requires_grad_().clone()  # derivatives wanted, so that torch refuses to hand x to NumPy
         trace.write(x, trace.add(layout.p))
