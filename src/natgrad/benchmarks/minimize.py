@@ -156,7 +156,7 @@ def summary(rows: list[dict[str, Any]]) -> None:
             fastest = sum(
                 cost(mine[key], "seconds") == min(cost(r, "seconds") for r in runs[key].values()) for key in solved
             )
-            both = [key for key in solved if runs[key]["natgrad"]["solved"]]
+            both = [key for key in solved if runs[key].get("natgrad", {}).get("solved")]
             ratios = np.array([runs[key]["natgrad"]["seconds"] / mine[key]["seconds"] for key in both])
             text = f"{np.median(ratios):.3f} ({ratios.min():.3f} to {ratios.max():.3g})" if len(ratios) else "-"
             print(f"{method:14}{len(solved):7}{lowest:8}{fastest:9}   {text}")
