@@ -62,7 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
                     print(line(row), flush=True)
                 path.write_text(json.dumps(done).replace('{"p"', '\n{"p"') + "\n")  # resumable
     draw(done["rows"], arguments.out / "minimize.png")
-    summary(done["rows"])
+    for p in sorted({row["p"] for row in done["rows"]}):
+        summary(groups(done["rows"], p), p)
+        table(groups(done["rows"], p))
     return 0
 
 
@@ -75,9 +77,9 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
-def groups(rows: list[dict[str, Any]], p: int) -> dict[tuple[str, int], dict[str, dict[str, Any]]]:
+def groups(rows: list[dict[str, Any]], p: int) -> Runs:
     """The runs of all methods for each function and start."""
-    found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+    found: Runs = {}
     for row in rows:
         if row["p"] == p:
             found.setdefault((row["function"], row["start"]), {})[row["method"]] = row
@@ -136,30 +138,42 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
-def summary(rows: list[dict[str, Any]]) -> None:
-    """For each size: how many are solved, and how natgrad's time compares."""
-    for p in sorted({row["p"] for row in rows}):
-        runs = groups(rows, p)
-        print(
-            f"\np = {p:,}, {len(runs)} functions and starts; solved: max |gradient| <= {GRADIENT:g} min(1, that at x0)"
+Runs = dict[tuple[str, int], dict[str, dict[str, Any]]]
+
+
+def summary(runs: Runs, p: int) -> None:
+    """How many each method solves, and how natgrad's time compares, as a table in Markdown."""
+    print(f"\np = {p:,}, {len(runs)} functions and starts; solved: max |gradient| <= {GRADIENT:g} min(1, that at x0)\n")
+    print("| method | solved | lowest value | fastest | natgrad's time over its: median (range) |")
+    print("|---|---|---|---|---|")
+    for method in METHODS:
+        mine = {key: by[method] for key, by in runs.items() if method in by}
+        solved = [key for key, row in mine.items() if row["solved"]]
+        lowest = sum(mine[key]["value"] <= lowest_value(runs[key]) for key in solved)
+        fastest = sum(
+            cost(mine[key], "seconds") == min(cost(r, "seconds") for r in runs[key].values()) for key in solved
         )
-        print(
-            f"{'':14}{'solved':>7}{'lowest':>8}{'fastest':>9}"
-            "   natgrad's time over its, where both solve: median (range)"
-        )
-        for method in METHODS:
-            mine = {key: by[method] for key, by in runs.items() if method in by}
-            if not mine:
-                continue
-            solved = [key for key, row in mine.items() if row["solved"]]
-            lowest = sum(mine[key]["value"] <= lowest_value(runs[key]) for key in solved)
-            fastest = sum(
-                cost(mine[key], "seconds") == min(cost(r, "seconds") for r in runs[key].values()) for key in solved
-            )
-            both = [key for key in solved if runs[key].get("natgrad", {}).get("solved")]
-            ratios = np.array([runs[key]["natgrad"]["seconds"] / mine[key]["seconds"] for key in both])
-            text = f"{np.median(ratios):.3f} ({ratios.min():.3f} to {ratios.max():.3g})" if len(ratios) else "-"
-            print(f"{method:14}{len(solved):7}{lowest:8}{fastest:9}   {text}")
+        both = [key for key in solved if runs[key].get("natgrad", {}).get("solved")]
+        ratios = np.array([runs[key]["natgrad"]["seconds"] / mine[key]["seconds"] for key in both])
+        text = f"{np.median(ratios):.2f} ({ratios.min():.3f} to {ratios.max():.1f})" if len(ratios) else "-"
+        text = "" if method == "natgrad" else text
+        if mine:
+            print(f"| {method} | {len(solved)} of {len(mine)} | {lowest} | {fastest} | {text} |")
+
+
+def table(runs: Runs) -> None:
+    """Seconds of natgrad, of L-BFGS-B and of the fastest peer, for each function and start."""
+    print("\n| function, start | natgrad: s (iterations, products) | L-BFGS-B | fastest other |\n|---|---|---|---|")
+    for (name, start), by_method in runs.items():
+        others = {method: cost(row, "seconds") for method, row in by_method.items() if method != "natgrad"}
+        first = min(others, key=lambda method: others[method]) if others else "-"
+        fastest = f"{first} {others[first]:.3g}" if np.isfinite(others.get(first, np.inf)) else "none"
+        own, lbfgs = by_method.get("natgrad"), by_method.get("L-BFGS-B")
+        cells = [
+            "-" if row is None else f"{row['seconds']:.3g}" if row["solved"] else "not solved" for row in (own, lbfgs)
+        ]
+        counts = f" ({own['iterations']}, {own['products']})" if own is not None and own["solved"] else ""
+        print(f"| {name}, {start} | {cells[0]}{counts} | {cells[1]} | {fastest} |")
 
 
 def lowest_value(by_method: dict[str, dict[str, Any]]) -> float:

@@ -23,7 +23,7 @@ from natgrad.minimization.run import CONVERGED, STUCK, Ended, Method, bounded, l
 from natgrad.minimization.saddle import downhill, lower_along, way_down
 
 MEMORY, PATIENCE = 10, 3
-STALLED = 6  # halvings of beta: S has become so small across a saddle that it follows nothing else any more
+STALLED = 15  # halvings of beta: S has become so small across a saddle that it follows nothing else any more
 WAIT = 100
 ROUNDING = 4  # values of l are known to about so many units of the last place
 
