@@ -1,0 +1,1 @@
+"""`natgrad bench optim`: NGD and its peers on networks."""

@@ -1,0 +1,142 @@
+"""What is learned: data, network, loss and score of each task, the same for every optimizer.
+
+cifar-short   CNN, the first 10,000 training images of CIFAR-10, 5 epochs: little data, seen often
+cifar-long    CNN, 49,920 training images once: what counts is optimisation
+text          GPT over the characters of the language reference that comes with Python
+digits        autoencoder of the 8 x 8 digits that come with scikit-learn
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from natgrad.benchmarks.optim.models import CNN, GPT, Autoencoder
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    network: Callable[[], nn.Module]
+    train: Batch  # inputs and targets, first dimension the examples
+    test: Batch
+    batch_size: int
+    epochs: int
+    loss: Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> a number
+    score: Callable[[Tensor, Tensor], Tensor]  # one number an example, to be averaged
+    higher: bool  # whether a higher score is better
+    score_name: str
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * (len(self.train[0]) // self.batch_size)
+
+    def batches(self, seed: int) -> Iterator[Batch]:
+        """All batches of all epochs, each epoch in an order of its own."""
+        generator = torch.Generator().manual_seed(seed)
+        inputs, targets = self.train
+        for _ in range(self.epochs):
+            order = torch.randperm(len(inputs), generator=generator).to(inputs.device)
+            for chosen in order.split(self.batch_size)[: len(inputs) // self.batch_size]:
+                yield inputs[chosen], targets[chosen]
+
+    def evaluate(self, network: nn.Module) -> float:
+        network.eval()
+        with torch.no_grad():
+            scores = [self.score(network(x), y) for x, y in zip(*(t.split(1000) for t in self.test), strict=True)]
+        network.train()
+        return float(torch.cat(scores).mean())
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.argmax(-1) == targets).float()
+
+
+def nats(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of each example, averaged over its characters."""
+    return functional.cross_entropy(outputs.transpose(1, -1), targets, reduction="none").mean(-1)
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of each image, in units of the pixels' variance times 64."""
+    return (outputs - targets).square().sum(-1)
+
+
+def read_cifar10(folder: Path, device: torch.device) -> tuple[Batch, Batch]:
+    """The official binary files: rows of a label and 3 x 32 x 32 bytes."""
+
+    def read(*names: str) -> Batch:
+        rows = np.concatenate([np.fromfile(folder / name, np.uint8).reshape(-1, 3073) for name in names])
+        images = torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32)).to(device).float().div_(255)
+        mean, std = (
+            torch.tensor(t, device=device).view(3, 1, 1) for t in ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
+        )
+        return (images - mean) / std, torch.from_numpy(rows[:, 0].astype(np.int64)).to(device)
+
+    return read(*(f"data_batch_{i}.bin" for i in range(1, 6))), read("test_batch.bin")
+
+
+def cifar(folder: Path, device: torch.device, images: int, epochs: int, width: int = 16) -> Task:
+    train, test = read_cifar10(folder, device)
+    return Task(
+        network=lambda: CNN(width),
+        train=(train[0][:images], train[1][:images]),
+        test=test,
+        batch_size=64,
+        epochs=epochs,
+        loss=cross_entropy,
+        score=accuracy,
+        higher=True,
+        score_name="test accuracy",
+    )
+
+
+def text(device: torch.device, tokens: int = 128) -> Task:
+    from pydoc_data.topics import topics
+
+    written = "".join(topics[name] for name in sorted(topics))
+    symbols = sorted(set(written))
+    numbers = torch.tensor(list(map({s: i for i, s in enumerate(symbols)}.__getitem__, written)), device=device)
+    examples = numbers[: (len(numbers) - 1) // tokens * tokens + 1]
+    inputs, targets = examples[:-1].view(-1, tokens), examples[1:].view(-1, tokens)
+    kept = len(inputs) * 9 // 10  # the last tenth is the test
+    return Task(
+        network=lambda: GPT(len(symbols), tokens),
+        train=(inputs[:kept], targets[:kept]),
+        test=(inputs[kept:], targets[kept:]),
+        batch_size=16,
+        epochs=3,
+        loss=cross_entropy,
+        score=nats,
+        higher=False,
+        score_name="test loss (nats a character)",
+    )
+
+
+def digits(device: torch.device) -> Task:
+    from sklearn.datasets import load_digits
+
+    images = torch.from_numpy(load_digits().data).to(device).float()
+    images = (images - images[:1400].mean()) / images[:1400].std()
+    return Task(
+        network=Autoencoder,
+        train=(images[:1400], images[:1400]),
+        test=(images[1400:], images[1400:]),
+        batch_size=50,
+        epochs=40,
+        loss=lambda outputs, targets: squared_error(outputs, targets).mean(),
+        score=squared_error,
+        higher=False,
+        score_name="test squared error",
+    )
