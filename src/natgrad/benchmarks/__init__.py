@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from natgrad.benchmarks import groups, minimize
+from natgrad.benchmarks import groups, minimize, optim
 
 TOPICS = {
     "groups": (groups, "time, memory and bandwidth of the structures' operations"),
     "minimize": (minimize, "minimize against SciPy's and torch's minimisers"),
+    "optim": (optim, "the optimizer of networks against its peers"),
 }
 
 

@@ -1,1 +1,23 @@
-"""`natgrad bench optim`: NGD and its peers on networks."""
+"""`natgrad bench optim`: NGD and its peers, as to speed and memory and as to what networks learn with them."""
+
+from __future__ import annotations
+
+import argparse
+
+from natgrad.benchmarks.optim import figures, quality, speed
+
+PARTS = {
+    "speed": (speed, "seconds of a step and bytes of state"),
+    "quality": (quality, "what networks learn: settings searched, then fresh seeds"),
+    "figures": (figures, "draw and print what the other two have measured"),
+}
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    parts = parser.add_subparsers(dest="part", required=True, metavar="part")
+    for name, (module, summary) in PARTS.items():
+        module.describe(parts.add_parser(name, help=summary, description=summary))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return PARTS[arguments.part][0].run(arguments)

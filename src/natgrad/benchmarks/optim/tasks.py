@@ -125,8 +125,10 @@ def text(device: torch.device, tokens: int = 128) -> Task:
 
 
 def digits(device: torch.device) -> Task:
-    from sklearn.datasets import load_digits
-
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError('the digits need scikit-learn: pip install "natgrad[bench]"') from error
     images = torch.from_numpy(load_digits().data).to(device).float()
     images = (images - images[:1400].mean()) / images[:1400].std()
     return Task(
@@ -140,3 +142,11 @@ def digits(device: torch.device) -> Task:
         higher=False,
         score_name="test squared error",
     )
+
+
+TASKS: dict[str, Callable[[Path, torch.device], Task]] = {  # of CIFAR-10's folder and the device
+    "cifar-short": lambda folder, device: cifar(folder, device, images=10_000, epochs=5),
+    "cifar-long": lambda folder, device: cifar(folder, device, images=49_920, epochs=1),
+    "text": lambda _, device: text(device),
+    "digits": lambda _, device: digits(device),
+}
