@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from natgrad.benchmarks.optim import quality, speed
+from natgrad.benchmarks.optim import figures, quality, speed
 from natgrad.benchmarks.optim.models import CNN, GPT, ViT
 from natgrad.benchmarks.optim.muon import Muon, orthogonalize, split
 from natgrad.benchmarks.optim.peers import METHODS
@@ -253,6 +253,16 @@ def test_all_methods_are_searched_with_the_same_budget():
     assert len({method.color for method in METHODS.values()}) == len(METHODS)
     assert learning_rates("adamw", 1, 2) == [1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
     assert len(grid("digits", "soap", 1, 1, 0)) == len(searched[0].weight_decays) * (1 + len(searched[0].lrs))
+
+
+def test_what_the_figures_say_of_time():
+    def seed(*scores: float) -> dict[str, Any]:
+        points = [{"epoch": i + 1.0, "seconds": 2.0 * i, "score": score} for i, score in enumerate(scores)]
+        return {"higher": True, "diverged": False, "curve": points}
+
+    assert figures.arrival([seed(0.1, 0.5, 0.6), seed(0.2, 0.7, 0.8)], 0.6) == "2 (2.0)"
+    assert figures.arrival([seed(0.1, 0.5, 0.6)], 0.7) == "-"
+    assert figures.arrival([], 0.7) == "-"
 
 
 def test_state_is_counted_once_wherever_it_lies():

@@ -169,8 +169,20 @@ def print_speed(result: dict[str, Any]) -> None:
     table("Medians over blocks of steps", headings, rows)
 
 
+def arrival(seeds: list[Run], target: float) -> str:
+    """Epochs and seconds after which the mean score is as good as the target, at the points where it was taken."""
+    sign = 1 if seeds and seeds[0]["higher"] else -1
+    for points in zip(*(run["curve"] for run in seeds if not run["diverged"]), strict=True):
+        epoch, seconds, score = (np.mean([point[key] for point in points]) for key in ("epoch", "seconds", "score"))
+        if sign * score >= sign * target:
+            return f"{epoch:.2g} ({seconds:.1f})"
+    return "-"
+
+
 def print_task(task: str, by_method: dict[str, list[Run]]) -> None:
     rows = []
+    reference = [run["score"] for run in chosen(by_method[REFERENCE])[1]] if REFERENCE in by_method else []
+    target = float(np.mean(reference)) if reference and None not in reference else np.nan
     for method, runs in by_method.items():
         tuning = [run for run in runs if run["seed"] == TUNING_SEED]
         winner, seeds = chosen(runs)
@@ -186,14 +198,15 @@ def print_task(task: str, by_method: dict[str, list[Run]]) -> None:
                 "-" if np.isinf(cost(winner)) else f"{winner['score']:.4f}",
                 f"{scores.mean():.4f} ({scores.min():.4f}-{scores.max():.4f})" if len(scores) else "-",
                 f"{np.mean(seconds):.1f}" if seconds else "-",
+                arrival(seeds, target),
                 f"{sum(run['diverged'] for run in seeds)} of {len(seeds)}",
                 f"{sum(run['diverged'] for run in tuning)} of {len(tuning)}",
             )
         )
     first = next(iter(by_method.values()))[0]
     headings = (
-        "method", "learning rate", "weight decay", "in the search", "fresh seeds, mean (range)", "s a run", "failed",
-        "failed in the search",
+        "method", "learning rate", "weight decay", "in the search", "fresh seeds, mean (range)", "s a run",
+        f"to {REFERENCE}'s last: epochs (s)", "failed", "failed in the search",
     )  # fmt: skip
     better = "higher" if first["higher"] else "lower"
     table(f"{task}: {first['score_name']}, {better} is better", headings, rows)
@@ -205,4 +218,4 @@ def table(title: str, headings: Iterable[str], rows: Iterable[tuple[str, ...]]) 
         grid.add_column(heading, justify="left" if heading in ("network", "method") else "right")
     for row in rows:
         grid.add_row(*row)
-    rich().console.Console(width=140).print(grid)
+    rich().console.Console(width=160).print(grid)

@@ -32,8 +32,10 @@ def orthogonalize(G: Tensor, iterations: int = 5) -> Tensor:
 
 def bfloat16_is_faster(G: Tensor) -> bool:
     """On GPUs; on CPUs that have it in hardware for all but small matrices (measured: three times at 128 rows)."""
-    hardware = G.is_cuda or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return G.dtype == torch.float32 and hardware and (G.is_cuda or min(G.shape) >= 96)
+    if G.dtype != torch.float32 or G.is_cuda:
+        return G.is_cuda
+    large = min(G.shape) >= 96
+    return large and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def muon_direction(g: Tensor, m: Tensor, momentum: float, scaling: str) -> Tensor:

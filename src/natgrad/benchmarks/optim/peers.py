@@ -94,7 +94,7 @@ METHODS = {
     "soap": Method(soap, "#c0392b"),
     "shampoo": Method(shampoo, "#7d5ba6"),
     "psgd": Method(psgd, "#b59a00", package="heavyball"),
-    "sirf-shampoo": Method(sirf_shampoo, GREY, package="sirfshampoo"),
+    "sirf-shampoo": Method(sirf_shampoo, GREY, lrs=(1e-3, 3e-3, 1e-2, 3e-2), package="sirfshampoo"),
 }
 
 
