@@ -19,12 +19,15 @@ from natgrad.groups import (
     precision_as_low_rank,
 )
 from natgrad.minimization import hessian_sparsity, minimize, scipy_method
+from natgrad.optimization import NGD, Blocks
 from natgrad.step import curvature_first_step, paper_step
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "NGD",
     "BlockDiagonal",
+    "Blocks",
     "Circulant",
     "Conjugate",
     "Dense",

@@ -147,6 +147,10 @@ class Tangent(Stored):
     def _shift(self, c: float | Tensor) -> Self: ...
 
     @abstractmethod
+    def trace(self) -> Tensor:
+        """tr M, (*batch). As I lies in m, tr P(X) = tr X."""
+
+    @abstractmethod
     def h(self) -> Element:
         """h(M), an element of the group that agrees with the exponential of M to second order."""
 

@@ -113,6 +113,11 @@ class LowerMatrix(Algebra):
             bottom=add_to_diagonal(self.bottom, c, offset=self.diag.shape[-1]),
         )
 
+    def trace(self) -> Tensor:
+        k1, n, _ = self.sizes
+        corners = self.left[..., :k1], self.bottom[..., n:]
+        return self.diag.sum(-1) + sum(t.diagonal(dim1=-2, dim2=-1).sum(-1) for t in corners)
+
     @remembered
     def _corners(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """The LU factors of A and G."""

@@ -76,6 +76,9 @@ class BlockDiagonalMatrix(Algebra):
     def _shift(self, c: float | Tensor) -> Self:
         return self.map(lambda blocks: add_to_diagonal(blocks, c))
 
+    def trace(self) -> Tensor:
+        return self.blocks.diagonal(dim1=-2, dim2=-1).sum((-2, -1))
+
     @remembered
     def _lu(self) -> tuple[Tensor, Tensor]:
         return lu(self.blocks)

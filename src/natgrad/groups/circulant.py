@@ -52,6 +52,9 @@ class CirculantMatrix(Algebra):
     def _shift(self, c: float | Tensor) -> Self:
         return self.map(lambda t: add_to_first(t, c))
 
+    def trace(self) -> Tensor:
+        return self.c.shape[-1] * self.c[..., :1].sum(-1)
+
     @remembered
     def _eigenvalues(self) -> Tensor:  # (*batch, p // 2 + 1) of them; the others are their conjugates
         return rfft(self.c, self.c.shape[-1])

@@ -121,6 +121,9 @@ class ConjugateMatrix(Algebra):
     def _shift(self, c: float | Tensor) -> Self:
         return replace(self, inner=self.inner._shift(c))
 
+    def trace(self) -> Tensor:
+        return self.inner.trace()
+
     def logdet(self) -> Tensor:
         return self.inner.logdet()
 

@@ -46,6 +46,9 @@ class DiagonalMatrix(Algebra):
     def _shift(self, c: float | Tensor) -> Self:
         return self.map(lambda d: d + beside(c, d))
 
+    def trace(self) -> Tensor:
+        return self.d.sum(-1)
+
     def logdet(self) -> Tensor:
         return self.d.abs().log().sum(-1)
 

@@ -124,6 +124,9 @@ class KroneckerTangent(Tangent):
     def _shift(self, c: float | Tensor) -> Self:
         return replace(self, left=self.left._shift(c / 2), right=self.right._shift(c / 2))
 
+    def trace(self) -> Tensor:
+        return self.right.shape[-1] * self.left.trace() + self.left.shape[-1] * self.right.trace()
+
     def h(self) -> KroneckerMatrix:
         return KroneckerMatrix(self.structure, self.left.h(), self.right.h())
 

@@ -197,6 +197,9 @@ class SparseMatrix(Algebra):
         diagonal = self.values[..., self.upsets.diagonal]
         return self.map(lambda v: v.index_copy(-1, self.upsets.diagonal, diagonal + beside(c, diagonal)))
 
+    def trace(self) -> Tensor:
+        return self.values[..., self.upsets.diagonal].sum(-1)
+
     def logdet(self) -> Tensor:
         return self.values[..., self.upsets.diagonal].abs().log().sum(-1)
 

@@ -69,6 +69,9 @@ class ToeplitzMatrix(Algebra):
     def _shift(self, c: float | Tensor) -> Self:
         return self.map(lambda t: add_to_first(t, c))
 
+    def trace(self) -> Tensor:
+        return self.t.shape[-1] * self.t[..., :1].sum(-1)
+
     def logdet(self) -> Tensor:
         return self.t.shape[-1] * self.t[..., :1].abs().log().sum(-1)
 

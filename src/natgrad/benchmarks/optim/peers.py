@@ -36,16 +36,16 @@ class Method:
 
 
 def natgrad(network: nn.Module, lr: float, weight_decay: float) -> Optimizer:
-    from natgrad import NGD  # pyright: ignore[reportAttributeAccessIssue]
+    from natgrad import NGD
 
     return NGD(network.parameters(), lr=lr, weight_decay=weight_decay)
 
 
 def natgrad_small(network: nn.Module, lr: float, weight_decay: float) -> Optimizer:
     """The choice for little memory."""
-    from natgrad import NGD  # pyright: ignore[reportAttributeAccessIssue]
+    from natgrad import NGD, Blocks
 
-    return NGD(network.parameters(), lr=lr, weight_decay=weight_decay, structure="diagonal")
+    return NGD(network.parameters(), lr=lr, weight_decay=weight_decay, structure=Blocks(64))
 
 
 def adamw(network: nn.Module, lr: float, weight_decay: float) -> Optimizer:

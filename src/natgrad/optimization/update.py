@@ -1,0 +1,166 @@
+"""One step of a matrix W (out x in) with S = S_C (x) S_K, for L equal ones at once: nothing but mathematics.
+
+Half power, the default. With D = S_C^-1 U S_K^-1 the direction, U the gradient averaged by Nesterov's momentum:
+
+    S_C <- h S_C h^T,  h = h(b P(N_C)),  N_C = D D^T / in - gamma I
+    S_K <- h S_K h^T,  h = h(b P(N_K)),  N_K = D^T D / out - gamma I                S^2 follows E[u u^T]
+
+so that D is white: of size 1 in all directions, whatever the scale of the gradient. The statistics are those of the
+very direction that is stepped along, which cost no product of their own, and are the better ones besides.
+
+Full power, the paper's. With S_C = B_C B_C^T, S_K = B_K B_K^T and W = B_C^-1 G B_K^-T the whitened gradient:
+
+    B_C <- B_C h(b/2 P(N_C)),  N_C = samples W W^T / in + delta tr(S_K^-1)/in B_C^-1 B_C^-T - gamma I
+    B_K <- likewise                                                 S follows samples E[g g^T] + delta I
+    D = B_C^-T W B_K^-1
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from natgrad.optimization.sides import Factor, Side, Tensors
+
+Scales = Tensor  # one number for each of the L, (L,)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a step does; where `good` is false nothing may move."""
+
+    D: Tensor  # (L, out, in)
+    good: Scales
+    sides: list[Tensors]
+    norms: Tensor  # (L, sides): the sizes of the steps of S
+
+
+def half_power(
+    U: Tensor,
+    sides: Sequence[Side],
+    stored: Sequence[Tensors],
+    *,
+    fresh: Scales,
+    good: Scales,
+    signs: Tensor | None,
+    beta: float,
+    gamma: float,
+    damping: float,
+) -> Moved:
+    """D, and both sides after it if there are `signs`.
+
+    At a fresh start S is scaled so that D has the size 1 at once. `damping` is the size of a virtual gradient z of
+    random signs beside the real one, in units of U's root mean square: as E[z z^T] = I, S^2 follows
+    E[u u^T] + damping^2 I. This step's z for a side are the first of `signs`.
+    """
+    size = rms(U)
+    c = torch.where(fresh, 1 / size, 1.0)
+    D = U
+    for axis, (side, tensors) in enumerate(zip(sides, stored, strict=True)):
+        D = _turn(side.covariance(tensors, _turn(D, axis)), axis)
+    D = D * beside(c, D)
+    good = good & (size > 0) & torch.isfinite(D.flatten(1).sum(1))
+    D = torch.where(beside(good, D), D, 0.0)
+    if signs is None:
+        return Moved(D, good, [list(t) for t in stored], D.new_zeros(len(D), len(sides)))
+
+    c = torch.where(good, c, 1.0) ** (1 / len(sides))  # each side's part
+    probes = [
+        side.covariance(tensors, signs[: side.d, None].expand(len(D), -1, -1)) * c[:, None, None]
+        for side, tensors in zip(sides, stored, strict=True)
+    ]
+    scales = torch.stack([side.scale(tensors) for side, tensors in zip(sides, stored, strict=True)])
+    balance = torch.where(good, (scales.mean(0) - scales).exp(), 1.0)  # both sides carry equal parts of the scale
+    new, norms = [], []
+    for axis, (side, tensors) in enumerate(zip(sides, stored, strict=True)):
+        elsewhere = _product([rms(y) for other, y in enumerate(probes) if other != axis], torch.ones_like(c))
+        virtual = probes[axis] * beside(torch.where(good, damping * size * elsewhere, 0.0), D)
+        A = torch.cat([_turn(D, axis) * math.sqrt(side.d / D[0].numel()), virtual], -1)
+        after, norm = side.follow(tensors, A, torch.where(good, beta, 0.0), gamma, c * balance[axis])
+        new.append(_only(good, after, tensors))
+        norms.append(norm)
+    return Moved(D, good, new, torch.stack(norms, -1))
+
+
+def full_power(
+    U: Tensor,
+    G: Tensor,
+    sides: Sequence[Factor],
+    stored: Sequence[Tensors],
+    *,
+    fresh: Scales,
+    good: Scales,
+    due: bool,
+    beta: float | Tensor,
+    gamma: float,
+    delta: float,
+    samples: float,
+) -> Moved:
+    """D from U, and if due both factors after G. At a fresh start S is such that the mean of N is zero."""
+    s = torch.where(fresh, ((samples * rms(G) ** 2 + delta) / gamma) ** (1 / (2 * len(sides))), 1.0)
+    s = torch.where(good & (s > 0), s, 1.0)
+    scaled = [[t * beside(s, t) for t in tensors] for tensors in stored]
+
+    def whitened(X: Tensor, transpose: bool = False) -> Tensor:
+        for axis, (side, tensors) in enumerate(zip(sides, scaled, strict=True)):
+            X = _turn(side.whiten(tensors, _turn(X, axis), transpose), axis)
+        return X
+
+    W = whitened(G)
+    D = whitened(W if U is G else whitened(U), transpose=True)
+    good = good & torch.isfinite(D.flatten(1).sum(1))
+    D = torch.where(beside(good, D), D, 0.0)
+    if not due:
+        return Moved(D, good, [_only(good, a, b) for a, b in zip(scaled, stored, strict=True)], rms(D)[:, None] * 0)
+
+    W = torch.where(beside(good, W), W, 0.0)
+    ridges = [side.ridge(tensors) for side, tensors in zip(sides, scaled, strict=True)]
+    new, norms = [], []
+    for axis, (side, tensors) in enumerate(zip(sides, scaled, strict=True)):
+        A = _turn(W, axis) * math.sqrt(samples * side.d / W[0].numel())
+        means = [M.trace() / sides[other].d for other, M in enumerate(ridges) if other != axis]
+        ridge = ridges[axis] * (delta * _product(means, torch.ones_like(s)))
+        after, norm = side.follow_paper(tensors, A, ridge, beta, gamma)
+        new.append(_only(good, after, stored[axis]))
+        norms.append(norm)
+    return Moved(D, good, new, torch.stack(norms, -1))
+
+
+def signs(t: Tensor, length: int) -> Tensor:
+    """A vector of -1 and 1 for step t, without random numbers: Walsh functions, z_i = (-1)^popcount(i & code).
+
+    Over 2^k steps in a row all codes of k bits occur, so that for i, j < 2^k the mean of z_i z_j is 1 if i = j, else 0.
+    The odd factor scatters the codes, so that short stretches are nearly as good.
+    """
+    x = torch.arange(length, device=t.device) & (t.to(torch.int64) * 0x9E3779B1)
+    for shift in (32, 16, 8, 4, 2, 1):
+        x = x ^ (x >> shift)
+    return 1.0 - 2.0 * (x & 1)
+
+
+def rms(X: Tensor) -> Scales:
+    return X.flatten(1).square().mean(1).sqrt()
+
+
+def beside(c: Scales, X: Tensor) -> Tensor:
+    """One number for each of the L, shaped to meet X (L, ...)."""
+    return c.reshape(-1, *(1,) * (X.ndim - 1))
+
+
+def _turn(X: Tensor, axis: int) -> Tensor:
+    """The side of this axis first: X, or X^T."""
+    return X.mT if axis else X
+
+
+def _product(factors: Sequence[Tensor], one: Tensor) -> Tensor:
+    return functools.reduce(operator.mul, factors, one)
+
+
+def _only(good: Scales, new: Tensors, old: Tensors) -> Tensors:
+    return [torch.where(beside(good, t), t, o) for t, o in zip(new, old, strict=True)]
