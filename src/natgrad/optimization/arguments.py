@@ -89,6 +89,6 @@ def sides(p: Tensor, choice: object, power: float, what: str) -> tuple[Side, ...
 def gradient(p: Tensor, index: int) -> None:
     if p.grad is not None and p.grad.layout != torch.strided:
         raise ValueError(
-            f"parameter {index} of its group, of shape {check.shape(p.shape)}, has a sparse gradient; make it dense, as "
-            "nn.Embedding(..., sparse=False) does, or give this parameter to torch.optim.SparseAdam"
+            f"parameter {index} of its group, of shape {check.shape(p.shape)}, has a sparse gradient; make it dense, "
+            "as nn.Embedding(..., sparse=False) does, or give this parameter to torch.optim.SparseAdam"
         )

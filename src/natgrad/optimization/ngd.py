@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from natgrad.groups import Lower, check
 from natgrad.optimization import arguments, checkpoint, report, update
 from natgrad.optimization.shapes import Blocks, Choice, matrix, sizes
-from natgrad.optimization.sides import Side
+from natgrad.optimization.sides import Factor, Side
 
 INPUTS = 256  # a weight of so many inputs is moved by lr, as the root mean square
 BETA = 0.4  # the step of S at half power
@@ -93,9 +93,16 @@ class NGD(Optimizer):
 
         A side shorter than k gets as many columns as it has.
         """
-        structure = functools.partial(tri_low, k=check.count(k, "k"))
-        common = {"momentum": 0.0, "weight_decay": weight_decay, "power": 1.0, "damping": 0.0}
-        return cls(params, lr, structure=structure, samples=samples, **common)
+        return cls(
+            params,
+            lr,
+            momentum=0.0,
+            weight_decay=weight_decay,
+            structure=functools.partial(tri_low, k=check.count(k, "k")),
+            power=1,
+            damping=0.0,
+            samples=samples,
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         given = param_group["params"]
@@ -134,7 +141,7 @@ class NGD(Optimizer):
         return [report.memory(self.state.get(p, {})) for group in self.param_groups for p in group["params"]]
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain tensors and numbers, with the structures written out, so that torch.load(weights_only=True) takes it."""
+        """Plain tensors and numbers, the structures written out: torch.load(..., weights_only=True) takes it."""
         found = super().state_dict()
         for saved, group in zip(found["param_groups"], self.param_groups, strict=True):
             saved["structure"] = self._described(group)
@@ -207,36 +214,38 @@ class NGD(Optimizer):
         names = [[key for key in states[0] if key.startswith(f"{name}_")] for name in SIDES[: len(sides)]]
         stored = [[stacked(name) for name in side] for side in names]
         G = _stack([p.grad.reshape(shape).to(dtype) for p in row])  # pyright: ignore[reportOptionalMemberAccess]
-        G = -G if group["maximize"] else G
-        m = stacked("momentum") if mu else G
-        averaged = torch.lerp(m, G, 1 - mu) if mu else G
-        U = torch.lerp(G, averaged, mu) if mu else G
+        good = torch.isfinite(update.rms(G))
+        G = torch.nan_to_num(-G if group["maximize"] else G, 0.0, 0.0, 0.0)
+        new, U = {}, G
+        if mu:
+            m = stacked("momentum").lerp_(G, update.beside((1 - mu) * good, G))  # in place for a row of one
+            new["momentum"], U = m, torch.lerp(G, m, mu)
         step = stacked("step")
-        common = {"fresh": step == 0, "good": torch.isfinite(G.flatten(1).square().sum(1)), "beta": beta}
+        common = {"fresh": step == 0, "good": good, "beta": beta, "gamma": group["gamma"]}
         if half:
-            common |= {"signs": signs, "damping": group["damping"], "gamma": group["gamma"]}
-            moved = update.half_power(U, sides, stored, **common)
-            scale = (INPUTS / shape[1]) ** 0.5 if len(sides) == 2 else 1.0
-            D = moved.D * update.beside(scale / update.rms(moved.D).clamp(min=1.0), G)
+            moved = update.half_power(U, sides, stored, signs=signs, damping=group["damping"], **common)
+            rate = lr * (INPUTS / shape[1]) ** 0.5 if len(sides) == 2 else lr
         else:
             if decay:
                 U = U + decay * _stack([p.reshape(shape).to(dtype) for p in row])
-            common |= {"due": due, "delta": group["damping"] + decay, "gamma": group["gamma"]}
-            moved = update.full_power(U, G, sides, stored, samples=group["samples"], **common)
-            D = moved.D
-
-        new = {"step": step + moved.good, "skipped": stacked("skipped") + ~moved.good}
-        if mu:
-            new["momentum"] = torch.where(update.beside(moved.good, m), averaged, m)
-        if due:
+            common |= {"due": due, "delta": group["damping"] + decay, "samples": group["samples"]}
+            factors = [side for side in sides if isinstance(side, Factor)]  # all of them at this power
+            moved = update.full_power(U, G, factors, stored, **common)
+            rate = lr
+        new |= {"step": step + moved.good, "skipped": stacked("skipped") + ~moved.good}
+        if moved.norms is not None:
             new["norms"] = moved.norms
         for keys, tensors in zip(names, moved.sides, strict=True):
             new |= dict(zip(keys, tensors, strict=True))
         for name, t in new.items():
-            torch._foreach_copy_([state[name] for state in states], list(t.unbind()))
-        if decay and half:
-            torch._foreach_mul_(row, list((1 - lr * decay * moved.good).to(row[0].dtype).unbind()))
-        torch._foreach_sub_(row, [d.reshape(p.shape).to(p.dtype) for d, p in zip((lr * D).unbind(), row, strict=True)])
+            for state, own in zip(states, t.unbind(), strict=True):
+                if own.data_ptr() != state[name].data_ptr():
+                    state[name].copy_(own)
+        keep = 1 - lr * decay * moved.good if half and decay else None
+        for i, p in enumerate(row):
+            if keep is not None:
+                p.mul_(keep[i].to(p.dtype))
+            p.addcmul_(moved.D[i].reshape(p.shape).to(p.dtype), (rate * moved.c[i]).to(p.dtype), value=-1)
 
 
 def tri_low(shape: tuple[int, ...], k: int) -> Lower | tuple[Lower, Lower]:

@@ -33,16 +33,16 @@ def matrix(shape: tuple[int, ...]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Dense sides up to `limit`, beyond it equal dense blocks of the largest size up to `limit` that divides the side.
+    """Dense sides up to `limit`; longer ones in equal dense blocks of the largest size up to `limit` / 2 that divides.
 
-    A side without a divisor from limit / 8 to limit (a large prime) gets the diagonal group. A limit of 64 or less is
-    the choice for little memory.
+    A side without a divisor from limit / 16 on (a large prime) gets the diagonal group. A limit of 64 is the choice for
+    little memory.
     """
 
-    limit: int = 288  # 32 channels of a 3 x 3 convolution; twice as much was no better, half as much a little worse
+    limit: int = 288  # 32 channels of a 3 x 3 convolution
 
     def __post_init__(self) -> None:
-        check.count(self.limit, "limit", least=1)
+        check.count(self.limit, "limit", least=2)
 
     def __call__(self, shape: tuple[int, ...]) -> Structure | Pair:
         if len(shape) < 2:
@@ -53,8 +53,8 @@ class Blocks:
     def side(self, d: int) -> Structure:
         if d <= self.limit:
             return Dense()
-        size = max(s for s in range(1, self.limit + 1) if d % s == 0)
-        return BlockDiagonal(size) if size >= max(2, self.limit / 8) else Diagonal()
+        size = max(s for s in range(1, self.limit // 2 + 1) if d % s == 0)
+        return BlockDiagonal(size) if size > max(1, self.limit // 16) else Diagonal()
 
 
 def structures(choice: object, shape: tuple[int, ...]) -> tuple[Structure, ...]:

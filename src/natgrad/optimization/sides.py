@@ -44,11 +44,13 @@ class Side(ABC):
         """The logarithm of the size of S^-1, (L,): some mean of its eigenvalues."""
 
     @abstractmethod
-    def follow(self, stored: Tensors, A: Tensor, beta: Tensor, gamma: float, c: Tensor) -> tuple[Tensors, Tensor]:
-        """S <- h S h^T / c with h = h(b P(A A^T - gamma I)), and the size of the step b P(...), (L,).
+    def follow(
+        self, stored: Tensors, X: Tensor, w: Tensor, v: Tensor, beta: Tensor, gamma: float, c: Tensor
+    ) -> tuple[Tensors, Tensor]:
+        """S <- h S h^T / c with h = h(b P(E - gamma I)), E = w X X^T + v v^T, and the size of the step b E, (L,).
 
-        b = beta / max(1, the size of A A^T): far from the fixed point, where A A^T is large, the step is bounded.
-        A (L, d, r), beta and c (L,).
+        b = beta / max(1, ||E||): far from the fixed point, where E is large, the step is bounded.
+        X (L, d, r), v (L, d, 1); beta, w and c one number for each of the L, (L,).
         """
 
 
@@ -74,33 +76,54 @@ class Product(Side):
     def scale(self, stored: Tensors) -> Tensor:
         return stored[0].diagonal(dim1=-2, dim2=-1).mean((-2, -1)).log()
 
-    def follow(self, stored: Tensors, A: Tensor, beta: Tensor, gamma: float, c: Tensor) -> tuple[Tensors, Tensor]:
-        """P <- c H P H with H = h(-b (E - gamma I)) = a0 I - a1 E + a2 E^2, E = A A^T.
-
-        Each block has a step of its own. E^2 bounds the largest eigenvalue of E by || E^2 ||_F^(1/2), and so the step.
-        """
+    def follow(
+        self, stored: Tensors, X: Tensor, w: Tensor, v: Tensor, beta: Tensor, gamma: float, c: Tensor
+    ) -> tuple[Tensors, Tensor]:
+        """P <- c H P H, with a step of its own for each block."""
         (P,) = stored
-        A = A.unflatten(1, (-1, self.s))  # (L, n, s, r)
-        thin = A.shape[-1] <= 0.6 * self.s  # where r x r matrices are the cheaper ones
-        E = _times(A.mT, A) if thin else _times(A, A.mT)  # A^T A has the eigenvalues of A A^T, but for zeros
-        E2 = _times(E, E)
-        largest = torch.linalg.vector_norm(E2, dim=(-2, -1), keepdim=True).sqrt()
-        b = beside(beta, E) / largest.clamp(min=1.0)
-        u = b * gamma
-        a0, a1, a2 = 1 + u + u**2 / 2, b * (1 + u), b**2 / 2
-        c = beside(c, E)
-        if thin:  # H = a0 I - A R A^T, and with Y = A^T P: H P H = a0^2 P - A Q - (A Q)^T
-            R = torch.diag_embed(a1.squeeze(-1).expand(*E.shape[:-1])) - a2 * E
-            Y = A.mT @ P
-            Q = R @ torch.sub(a0 * Y, (Y @ A) @ (R @ A.mT), alpha=0.5)
-            AQ = A @ (c * Q)
-            P = (c * a0**2) * P - (AQ + AQ.mT)
+        X, v = X.unflatten(1, (-1, self.s)), v.unflatten(1, (-1, self.s))  # (L, n, s, r), (L, n, s, 1)
+        w, beta, c = (t[:, None, None, None] for t in (w, beta, c))
+        if X.shape[-1] < 0.6 * self.s:  # r x r matrices are the cheaper ones
+            P, size = _move_thin(P, torch.cat([X * w.sqrt(), v], -1), beta, gamma, c)
         else:
-            H = a2 * E2 - a1 * E
-            H.diagonal(dim1=-2, dim2=-1).add_(a0.squeeze(-1))
-            P = _times(_times(H, c * P), H)
-            P = (P + P.mT) / 2
-        return [P], (b * largest).amax((1, 2, 3))
+            P, size = _move(P, torch.addcmul(w * _times(X, X.mT), v, v.mT), beta, gamma, c)
+        return [P], size.amax((1, 2, 3))
+
+
+def _move(P: Tensor, E: Tensor, beta: Tensor, gamma: float, c: Tensor) -> tuple[Tensor, Tensor]:
+    """c H P H for E (L, n, s, s), and the size of the step."""
+    E2 = _times(E, E)
+    a0, a1, a2, size = _coefficients(E2, beta, gamma)
+    H = torch.addcmul(a2 * E2, a1, E, value=-1)
+    H.diagonal(dim1=-2, dim2=-1).add_(a0.squeeze(-1))
+    P = _times(_times(H, P), H)
+    return (c / 2) * (P + P.mT), size
+
+
+def _move_thin(P: Tensor, A: Tensor, beta: Tensor, gamma: float, c: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for E = A A^T, A (L, n, s, r), by matrices of r x s.
+
+    A^T A has the eigenvalues of E but for zeros, H = a0 I - A R A^T with R = a1 I - a2 A^T A, and with Y = A^T P
+    H P H = a0^2 P - A Q - (A Q)^T where Q = R (a0 Y - Y A R A^T / 2).
+    """
+    W = A.mT @ A
+    a0, a1, a2, size = _coefficients(W @ W, beta, gamma)
+    R = -a2 * W
+    R.diagonal(dim1=-2, dim2=-1).add_(a1.squeeze(-1))
+    Y = A.mT @ P
+    AQ = A @ (R @ torch.sub(c * a0 * Y, (Y @ A) @ (R @ A.mT) * c, alpha=0.5))
+    return (c * a0**2) * P - (AQ + AQ.mT), size
+
+
+def _coefficients(E2: Tensor, beta: Tensor, gamma: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """h(-b (E - gamma I)) = a0 I - a1 E + a2 E^2, and b ||E||.
+
+    E^2 bounds the largest eigenvalue of E: || E^2 ||_F^(1/2), at most s^(1/4) times it.
+    """
+    largest = torch.linalg.vector_norm(E2, dim=(-2, -1), keepdim=True).sqrt()
+    b = beta / largest.clamp(min=1.0)
+    u = b * gamma
+    return 1 + u + u**2 / 2, b * (1 + u), b**2 / 2, b * largest
 
 
 @dataclass(frozen=True)
@@ -123,13 +146,15 @@ class Factor(Side):
     def scale(self, stored: Tensors) -> Tensor:
         return self.element(stored).logdet() * (-2 / self.d)
 
-    def follow(self, stored: Tensors, A: Tensor, beta: Tensor, gamma: float, c: Tensor) -> tuple[Tensors, Tensor]:
+    def follow(
+        self, stored: Tensors, X: Tensor, w: Tensor, v: Tensor, beta: Tensor, gamma: float, c: Tensor
+    ) -> tuple[Tensors, Tensor]:
         B = self.element(stored)
+        A = torch.cat([X * w.sqrt()[:, None, None], v], -1)
         M = B.project(A, A).shift(-gamma)
-        b = beta / _norm(M.tensors()).clamp(min=1.0)
-        M = M * b
+        M = M * (beta / _norm(M).clamp(min=1.0))
         new = (M.h() @ B).map(lambda t: t * beside(c.rsqrt(), t))
-        return new.tensors(), _norm(M.tensors())
+        return new.tensors(), _norm(M)
 
     def whiten(self, stored: Tensors, X: Tensor, transpose: bool = False) -> Tensor:
         """B^-1 X, or B^-T X."""
@@ -146,7 +171,7 @@ class Factor(Side):
         """B <- B h(beta/2 P(A A^T + ridge - gamma I)), and the size of the step, (L,)."""
         B = self.element(stored)
         M = (B.project(A, A) + ridge).shift(-gamma) * (beta / 2)
-        return B.retract(M).tensors(), _norm(M.tensors())
+        return B.retract(M).tensors(), _norm(M)
 
 
 def side(structure: Structure, d: int, power: float) -> Side:
@@ -174,6 +199,6 @@ def _times(A: Tensor, B: Tensor) -> Tensor:
     return A @ B
 
 
-def _norm(tensors: Tensors) -> Tensor:
-    """The Frobenius norm over all tensors of each of L tangents, (L,)."""
-    return torch.stack([t.flatten(1).square().sum(1) for t in tensors]).sum(0).sqrt()
+def _norm(M: Tangent) -> Tensor:
+    """The Frobenius norm of what is stored of each of L tangents, (L,)."""
+    return torch.stack([t.flatten(1).square().sum(1) for t in M.tensors()]).sum(0).sqrt()

@@ -33,12 +33,13 @@ Scales = Tensor  # one number for each of the L, (L,)
 
 @dataclass(frozen=True)
 class Moved:
-    """What a step does; where `good` is false nothing may move."""
+    """What a step does."""
 
-    D: Tensor  # (L, out, in)
-    good: Scales
+    D: Tensor  # (L, out, in): the direction, up to
+    c: Scales  # its factor: the direction is c D
+    good: Scales  # whether it may be taken; where not, D is zero and all else as it was
     sides: list[Tensors]
-    norms: Tensor  # (L, sides): the sizes of the steps of S
+    norms: Tensor | None  # (L, sides): the sizes of the steps of S, if it moved
 
 
 def half_power(
@@ -49,43 +50,44 @@ def half_power(
     fresh: Scales,
     good: Scales,
     signs: Tensor | None,
-    beta: float,
+    beta: float | Tensor,
     gamma: float,
     damping: float,
 ) -> Moved:
-    """D, and both sides after it if there are `signs`.
+    """The direction, of root mean square at most one, and both sides after it if there are `signs`.
 
     At a fresh start S is scaled so that D has the size 1 at once. `damping` is the size of a virtual gradient z of
     random signs beside the real one, in units of U's root mean square: as E[z z^T] = I, S^2 follows
     E[u u^T] + damping^2 I. This step's z for a side are the first of `signs`.
     """
     size = rms(U)
-    c = torch.where(fresh, 1 / size, 1.0)
     D = U
     for axis, (side, tensors) in enumerate(zip(sides, stored, strict=True)):
         D = _turn(side.covariance(tensors, _turn(D, axis)), axis)
-    D = D * beside(c, D)
-    good = good & (size > 0) & torch.isfinite(D.flatten(1).sum(1))
-    D = torch.where(beside(good, D), D, 0.0)
+    length = rms(D)
+    good = good & (size > 0) & torch.isfinite(length)
+    D = torch.nan_to_num_(D, 0.0, 0.0, 0.0)
+    c = torch.where(fresh & good, 1 / size, 1.0)  # what S^-1 is to be multiplied by
+    direction = c / (c * length).clamp(min=1.0)
     if signs is None:
-        return Moved(D, good, [list(t) for t in stored], D.new_zeros(len(D), len(sides)))
+        return Moved(D, direction, good, [list(t) for t in stored], None)
 
-    c = torch.where(good, c, 1.0) ** (1 / len(sides))  # each side's part
+    part = c ** (1 / len(sides))  # each side's
     probes = [
-        side.covariance(tensors, signs[: side.d, None].expand(len(D), -1, -1)) * c[:, None, None]
-        for side, tensors in zip(sides, stored, strict=True)
+        side.covariance(t, signs[: side.d, None].expand(len(D), -1, 1)) for side, t in zip(sides, stored, strict=True)
     ]
-    scales = torch.stack([side.scale(tensors) for side, tensors in zip(sides, stored, strict=True)])
-    balance = torch.where(good, (scales.mean(0) - scales).exp(), 1.0)  # both sides carry equal parts of the scale
+    scales = torch.stack([side.scale(t) for side, t in zip(sides, stored, strict=True)])
+    parts = torch.where(good, part * (scales.mean(0) - scales).exp(), 1.0)  # and both carry equal parts of the scale
+    strength = torch.where(good, damping * size * c, 0.0)
+    beta = torch.where(good, beta, 0.0)
     new, norms = [], []
     for axis, (side, tensors) in enumerate(zip(sides, stored, strict=True)):
-        elsewhere = _product([rms(y) for other, y in enumerate(probes) if other != axis], torch.ones_like(c))
-        virtual = probes[axis] * beside(torch.where(good, damping * size * elsewhere, 0.0), D)
-        A = torch.cat([_turn(D, axis) * math.sqrt(side.d / D[0].numel()), virtual], -1)
-        after, norm = side.follow(tensors, A, torch.where(good, beta, 0.0), gamma, c * balance[axis])
-        new.append(_only(good, after, tensors))
+        v = probes[axis] * beside(_product([rms(y) for y in probes[:axis] + probes[axis + 1 :]], strength), D)
+        w = c**2 * (side.d / D[0].numel())
+        after, norm = side.follow(tensors, _turn(D, axis), w, v, beta, gamma, parts[axis])
+        new.append(after)
         norms.append(norm)
-    return Moved(D, good, new, torch.stack(norms, -1))
+    return Moved(D, direction, good, new, torch.stack(norms, -1))
 
 
 def full_power(
@@ -117,7 +119,9 @@ def full_power(
     good = good & torch.isfinite(D.flatten(1).sum(1))
     D = torch.where(beside(good, D), D, 0.0)
     if not due:
-        return Moved(D, good, [_only(good, a, b) for a, b in zip(scaled, stored, strict=True)], rms(D)[:, None] * 0)
+        return Moved(
+            D, torch.ones_like(s), good, [_only(good, a, b) for a, b in zip(scaled, stored, strict=True)], None
+        )
 
     W = torch.where(beside(good, W), W, 0.0)
     ridges = [side.ridge(tensors) for side, tensors in zip(sides, scaled, strict=True)]
@@ -129,7 +133,7 @@ def full_power(
         after, norm = side.follow_paper(tensors, A, ridge, beta, gamma)
         new.append(_only(good, after, stored[axis]))
         norms.append(norm)
-    return Moved(D, good, new, torch.stack(norms, -1))
+    return Moved(D, torch.ones_like(s), good, new, torch.stack(norms, -1))
 
 
 def signs(t: Tensor, length: int) -> Tensor:
@@ -145,7 +149,8 @@ def signs(t: Tensor, length: int) -> Tensor:
 
 
 def rms(X: Tensor) -> Scales:
-    return X.flatten(1).square().mean(1).sqrt()
+    """The root mean square of each."""
+    return torch.linalg.vector_norm(X, dim=(1, 2)) / X[0].numel() ** 0.5
 
 
 def beside(c: Scales, X: Tensor) -> Tensor:
