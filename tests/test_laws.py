@@ -123,6 +123,7 @@ def test_tangents_form_a_vector_space(name, data, batch, dtype, seed):
     eye = torch.eye(case.p, dtype=dtype)
     oracle.close(M.shift(-2.5).dense(), M.dense() - 2.5 * eye, dtype)
     oracle.close(M.shift(a).dense(), M.dense() + a[..., None, None] * eye, dtype)
+    oracle.close(M.trace(), M.dense().diagonal(dim1=-2, dim2=-1).sum(-1), dtype)
 
 
 @everything

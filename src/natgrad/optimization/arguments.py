@@ -38,8 +38,8 @@ def _between(
     value = group[name]
     if isinstance(value, Tensor) and name == "lr" and value.numel() == 1 and not value.is_complex():
         return  # a tensor may live on a device; looking at it would wait for the device
-    above = isinstance(value, Real) and (value > low if open_below else value >= low)
-    if not (above and (value < high if open_above else value <= high) and math.isfinite(value)):
+    x = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not ((x > low if open_below else x >= low) and (x < high if open_above else x <= high) and x < math.inf):
         if high == math.inf:
             wanted = f"a finite number {'>' if open_below else '>='} {low}"
         else:

@@ -16,6 +16,8 @@ from natgrad.optimization import arguments, checkpoint, report, update
 from natgrad.optimization.shapes import Blocks, Choice, matrix, sizes
 from natgrad.optimization.sides import Factor, Side
 
+foreach_copy, foreach_mul, foreach_sub = (getattr(torch, f"_foreach_{name}_") for name in ("copy", "mul", "sub"))
+
 INPUTS = 256  # a weight of so many inputs is moved by lr, as the root mean square
 BETA = 0.4  # the step of S at half power
 SIDES = ("out", "in")
@@ -50,7 +52,7 @@ class NGD(Optimizer):
         samples: for power=1, how many examples the loss is the mean of; weighs their curvature against damping.
         maximize: ascend instead.
 
-    A gradient that is zero or not finite leaves its parameter, momentum and S as they are; `diagnostics` counts these.
+    A gradient that is all zero or not finite leaves its parameter, momentum and S alone; `diagnostics` counts these.
     """
 
     def __init__(
@@ -214,12 +216,15 @@ class NGD(Optimizer):
         names = [[key for key in states[0] if key.startswith(f"{name}_")] for name in SIDES[: len(sides)]]
         stored = [[stacked(name) for name in side] for side in names]
         G = _stack([p.grad.reshape(shape).to(dtype) for p in row])  # pyright: ignore[reportOptionalMemberAccess]
-        good = torch.isfinite(update.rms(G))
+        size = update.rms(G)
+        good = torch.isfinite(size) & (size > 0)
         G = torch.nan_to_num(-G if group["maximize"] else G, 0.0, 0.0, 0.0)
         new, U = {}, G
         if mu:
-            m = stacked("momentum").lerp_(G, update.beside((1 - mu) * good, G))  # in place for a row of one
-            new["momentum"], U = m, torch.lerp(G, m, mu)
+            m = stacked("momentum").lerp_(G, update.beside((1 - mu) * good, G))
+            if len(row) > 1:  # else it was the state itself
+                new["momentum"] = m
+            U = torch.lerp(G, m, mu)
         step = stacked("step")
         common = {"fresh": step == 0, "good": good, "beta": beta, "gamma": group["gamma"]}
         if half:
@@ -238,14 +243,11 @@ class NGD(Optimizer):
         for keys, tensors in zip(names, moved.sides, strict=True):
             new |= dict(zip(keys, tensors, strict=True))
         for name, t in new.items():
-            for state, own in zip(states, t.unbind(), strict=True):
-                if own.data_ptr() != state[name].data_ptr():
-                    state[name].copy_(own)
-        keep = 1 - lr * decay * moved.good if half and decay else None
-        for i, p in enumerate(row):
-            if keep is not None:
-                p.mul_(keep[i].to(p.dtype))
-            p.addcmul_(moved.D[i].reshape(p.shape).to(p.dtype), (rate * moved.c[i]).to(p.dtype), value=-1)
+            foreach_copy([state[name] for state in states], list(t.unbind()))
+        if half and decay:
+            foreach_mul(row, list((1 - lr * decay * moved.good).to(row[0].dtype).unbind()))
+        steps = moved.D.mul_(update.beside(rate * moved.c, moved.D)).to(row[0].dtype)
+        foreach_sub(row, [d.reshape(p.shape) for d, p in zip(steps.unbind(), row, strict=True)])
 
 
 def tri_low(shape: tuple[int, ...], k: int) -> Lower | tuple[Lower, Lower]:

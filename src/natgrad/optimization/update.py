@@ -65,7 +65,7 @@ def half_power(
     for axis, (side, tensors) in enumerate(zip(sides, stored, strict=True)):
         D = _turn(side.covariance(tensors, _turn(D, axis)), axis)
     length = rms(D)
-    good = good & (size > 0) & torch.isfinite(length)
+    good = good & torch.isfinite(length) & (size > 0)
     D = torch.nan_to_num_(D, 0.0, 0.0, 0.0)
     c = torch.where(fresh & good, 1 / size, 1.0)  # what S^-1 is to be multiplied by
     direction = c / (c * length).clamp(min=1.0)

@@ -22,8 +22,8 @@ class Method:
 
     make: Callable[[nn.Module, float, float], Optimizer]  # network, learning rate, decoupled weight decay
     color: str
-    lrs: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2)
-    weight_decays: tuple[float, ...] = (0.0, 0.1)
+    lrs: tuple[float, ...] = (1e-3, 2e-3, 4e-3, 8e-3)
+    weight_decays: tuple[float, ...] = (0.1, 1.0)
     package: str = ""  # a published one that it needs
     searched: bool = True  # no: for timings only, as another method does the same steps
 
@@ -57,8 +57,10 @@ def adamw_fused(network: nn.Module, lr: float, weight_decay: float) -> Optimizer
 
 
 def muon(network: nn.Module, lr: float, weight_decay: float) -> Optimizer:
-    """With one learning rate for all: the scale that matches AdamW's step."""
-    return Muon(*split(network), lr=lr, weight_decay=weight_decay)
+    """As first published but for the momentum: 0.95 was a little worse in trials of this length."""
+    return Muon(
+        *split(network), lr=lr, weight_decay=weight_decay, momentum=0.9, scaling="original", adam_ratio=1 / 16
+    )
 
 
 def soap(network: nn.Module, lr: float, weight_decay: float) -> Optimizer:
@@ -90,7 +92,7 @@ METHODS = {
     "natgrad-small": Method(natgrad_small, "#5b9bd0"),
     "adamw": Method(adamw, ORANGE),
     "adamw-fused": Method(adamw_fused, "#f2bd8c", searched=False),
-    "muon": Method(muon, "#27924f"),
+    "muon": Method(muon, "#27924f", lrs=(0.01, 0.02, 0.04, 0.08)),
     "soap": Method(soap, "#c0392b"),
     "shampoo": Method(shampoo, "#7d5ba6"),
     "psgd": Method(psgd, "#b59a00", package="heavyball"),

@@ -1,4 +1,4 @@
-"""The search for each method's settings, with the same number of runs for all methods.
+"""The search for each method's settings, with the same number of runs for all methods, by the validation score.
 
 Every method starts with a grid of as many points. When the best learning rate of any method lies at an edge of its
 grid, the grids of all methods grow by one learning rate on that side, at most `EXTENSIONS` times.
@@ -19,13 +19,12 @@ Run = dict[str, Any]  # the content of a run's file
 
 
 def learning_rates(method: str, below: int, above: int) -> list[float]:
-    """The grid with so many points more on each side, in its rhythm: 3e-4, 1e-3, 3e-3, 1e-2 goes on with 3e-2."""
-    lrs = list(METHODS[method].lrs)
-    for _ in range(below):
-        lrs.insert(0, float(f"{lrs[1] / 10:.3g}"))
-    for _ in range(above):
-        lrs.append(float(f"{lrs[-2] * 10:.3g}"))
-    return lrs
+    """The grid with so many points more on each side, in its own ratio: 1e-3, 2e-3, 4e-3, 8e-3 goes on with 1.6e-2."""
+    lrs = METHODS[method].lrs
+    ratio = lrs[1] / lrs[0]
+    lower = [lrs[0] / ratio**i for i in range(below, 0, -1)]
+    higher = [lrs[-1] * ratio**i for i in range(1, above + 1)]
+    return [float(f"{lr:.3g}") for lr in (*lower, *lrs, *higher)]
 
 
 def grid(task: str, method: str, epochs: int, below: int, above: int) -> list[Settings]:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from natgrad.benchmarks.optim.record import now
 from natgrad.benchmarks.optim.tasks import Task
 
-POINTS = 10  # at which the test score is taken, equally spaced
+POINTS = 10  # at which the score is taken, equally spaced
 PARTS = 20  # of the training, with a mean loss each
 WARM_UP = 0.05  # share of the steps
 
@@ -34,7 +34,7 @@ class Settings:
 
     def path(self, out: Path) -> Path:
         name = f"lr{self.lr:g}-wd{self.weight_decay:g}-seed{self.seed}.json"
-        return out / self.task / self.method / name
+        return out / "runs" / self.task / self.method / name
 
 
 def schedule(step: int, steps: int) -> float:
@@ -45,20 +45,26 @@ def schedule(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - rise) / (steps - rise)))
 
 
-def train(task: Task, make: Callable[[nn.Module], Optimizer], seed: int, device: torch.device) -> dict[str, Any]:
-    """Losses, scores and seconds. A run that diverges, or whose linear algebra fails, ends there with no score."""
+def train(
+    task: Task, make: Callable[[nn.Module], Optimizer], seed: int, device: torch.device, on: str
+) -> dict[str, Any]:
+    """Losses, seconds, and scores on "validation" or "test".
+
+    A run that diverges, or whose linear algebra fails, ends there with no score.
+    """
     torch.manual_seed(seed)
     network = task.network().to(device)
     optimizer = make(network)
     curve: list[dict[str, float]] = []
     losses: list[float] = []
     try:
-        seconds = loop(task, network, optimizer, seed, device, losses, curve)
+        seconds = loop(task, network, optimizer, seed, device, on, losses, curve)
         failure = ""
     except (Diverged, torch.linalg.LinAlgError) as error:  # pyright: ignore[reportPrivateImportUsage]
         seconds, failure = None, f"{type(error).__name__}: {error}"
     return {
         "score": None if failure else curve[-1]["score"],
+        "scored_on": on,
         "score_name": task.score_name,
         "higher": task.higher,
         "diverged": bool(failure),
@@ -80,6 +86,7 @@ def loop(
     optimizer: Optimizer,
     seed: int,
     device: torch.device,
+    on: str,
     losses: list[float],
     curve: list[dict[str, float]],
 ) -> float:
@@ -98,7 +105,7 @@ def loop(
         optimizer.step()
         if step in looks:
             seconds += now(device) - began
-            score = finite(task.evaluate(network), "score", step)
+            score = finite(task.evaluate(network, on), "score", step)
             curve.append({"epoch": task.epochs * step / steps, "seconds": seconds, "score": score})
             began = now(device)
     return seconds
