@@ -163,7 +163,9 @@ class Factor(Side):
     def ridge(self, stored: Tensors) -> Tangent:
         """P(B^-1 B^-T), what curvature I is in B's coordinates. Its trace is that of S^-1."""
         B = self.element(stored)
-        return B.pull(lambda V: V, diagonal=torch.ones(B.shape[:-1], dtype=B.dtype, device=B.device))
+        ones = torch.ones(B.shape[:-1], dtype=B.dtype, device=B.device)
+        # `pull` would look for NaN in every product, and so wait for the device
+        return B._pull(lambda V: V, ones)  # pyright: ignore[reportArgumentType]
 
     def follow_paper(
         self, stored: Tensors, A: Tensor, ridge: Tangent, beta: float | Tensor, gamma: float

@@ -1,15 +1,16 @@
-"""`natgrad bench optim`: NGD and its peers, as to speed and memory and as to what networks learn with them."""
+"""`natgrad bench optim`: NGD and its peers, as to speed, memory and cost, and as to what networks learn with them."""
 
 from __future__ import annotations
 
 import argparse
 
-from natgrad.benchmarks.optim import figures, quality, speed
+from natgrad.benchmarks.optim import cost, figures, quality, speed
 
 PARTS = {
     "speed": (speed, "seconds of a step and bytes of state"),
     "quality": (quality, "what networks learn: settings searched, then fresh seeds"),
-    "figures": (figures, "draw and print what the other two have measured"),
+    "cost": (cost, "how the step with triangular structures grows with the weights and with k"),
+    "figures": (figures, "draw and print what the others have measured"),
 }
 
 

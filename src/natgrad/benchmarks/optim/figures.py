@@ -1,23 +1,18 @@
-"""`natgrad bench optim figures`: figures and tables of what `speed` and `quality` have left."""
+"""`natgrad bench optim figures`: figures and tables of what the other parts have left in their JSON files."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from natgrad.benchmarks.optim.collect import collect
 from natgrad.benchmarks.optim.peers import METHODS
-from natgrad.benchmarks.optim.search import TUNING_SEED, Run, best, cost
-from natgrad.benchmarks.optim.tasks import TASKS
-from natgrad.experiments.curves import rich
-from natgrad.plots import pyplot
-
-REFERENCE = "adamw"
-Runs = dict[str, dict[str, list[Run]]]  # by task and method
+from natgrad.benchmarks.optim.tables import REFERENCE, finished, print_cost, print_speed, print_task, ratio, where
+from natgrad.plots import BLUE, GREY, pyplot
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -26,73 +21,53 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     pyplot()  # first: it may be missing
-    runs = read(arguments.out)
-    speed = arguments.out / "speed.json"
-    if not runs and not speed.exists():
-        raise ValueError(f"{arguments.out} holds no results: run `natgrad bench optim speed` or `quality` first")
-    if speed.exists():
-        draw_speed(json.loads(speed.read_text()), arguments.out / "speed.png")
-    for task, by_method in runs.items():
-        draw_task(task, by_method, arguments.out / f"{task}.png")
-    summary(arguments.out)
+    out = arguments.out
+    paths = {name: out / f"{name}.json" for name in ("speed", "cost")}
+    measured = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+    tasks = collect(out)["tasks"]
+    if not tasks and not measured:
+        raise ValueError(f"{out} holds no results: run `natgrad bench optim speed`, `quality` or `cost` first")
+    if "speed" in measured:
+        draw_speed(measured["speed"], out / "speed.png")
+        print_speed(measured["speed"])
+    if "cost" in measured:
+        draw_cost(measured["cost"], out / "cost.png")
+        print_cost(measured["cost"])
+    for name, task in tasks.items():
+        draw_task(name, task, out / f"{name}.png")
+        print_task(name, task)
     return 0
 
 
-def summary(out: Path) -> None:
-    """All tables."""
-    if (out / "speed.json").exists():
-        print_speed(json.loads((out / "speed.json").read_text()))
-    for task, by_method in read(out).items():
-        print_task(task, by_method)
-
-
-def read(out: Path) -> Runs:
-    """The runs of all tasks and methods that have any."""
-    found: Runs = {}
-    for task in TASKS:
-        for method in METHODS:
-            files = sorted((out / task / method).glob("*.json"))
-            if files:
-                found.setdefault(task, {})[method] = [json.loads(path.read_text()) for path in files]
-    return found
-
-
-def chosen(runs: list[Run]) -> tuple[Run, list[Run]]:
-    """The best run of a method's search, and the runs of its settings with fresh seeds."""
-    winner = best([run for run in runs if run["seed"] == TUNING_SEED])
-    settings = winner["lr"], winner["weight_decay"]
-    return winner, [r for r in runs if r["seed"] != TUNING_SEED and (r["lr"], r["weight_decay"]) == settings]
-
-
-def draw_task(task: str, by_method: dict[str, list[Run]], path: Path) -> None:
+def draw_task(title: str, task: dict[str, Any], path: Path) -> None:
     """The test score over epochs and over seconds: the mean over seeds, and their range as a band."""
     plt = pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.4), sharey=True)
     settled: list[float] = []  # scores once the first fifth of the training is over
-    about: Run | None = None
-    for method, runs in by_method.items():
-        seeds = [run for run in chosen(runs)[1] if not run["diverged"]]
+    timed = ""
+    for method, own in task["methods"].items():
+        seeds = finished(own["seeds"])
         if not seeds:
             continue
-        about = seeds[0]
+        timed = where(task["environments"][seeds[0]["environment"]])
         epochs, seconds, scores = (
             np.array([[point[key] for point in run["curve"]] for run in seeds]) for key in ("epoch", "seconds", "score")
         )
         settled += scores[:, 1:].flatten().tolist()
         for panel, x in zip(axes, (epochs.mean(0), seconds.mean(0)), strict=True):
-            own = method.startswith("natgrad")
-            style = {"color": METHODS[method].color, "lw": 2.2 if own else 1.2, "zorder": 3 if own else 2}
+            ours = method.startswith("natgrad")
+            style = {"color": METHODS[method].color, "lw": 2.2 if ours else 1.2, "zorder": 3 if ours else 2}
             panel.plot(x, scores.mean(0), label=method, **style)
             panel.fill_between(x, scores.min(0), scores.max(0), color=METHODS[method].color, alpha=0.15, lw=0)
-    if about is None:
+    if not timed:
         plt.close(figure)
         return
     margin = 0.05 * (max(settled) - min(settled)) or 0.05
     axes[0].set_ylim(min(settled) - margin, max(settled) + margin)
-    axes[0].set_ylabel(about["score_name"])
+    axes[0].set_ylabel(f"test {task['score_name']}")
     axes[0].set_xlabel("epochs")
-    axes[1].set_xlabel(f"seconds of training ({about['device']}, threads: {about['threads']})")
-    axes[0].set_title(task, loc="left")
+    axes[1].set_xlabel(f"seconds of training ({timed})")
+    axes[0].set_title(title, loc="left")
     below_axes(figure, axes[0])
     save(figure, path)
 
@@ -127,6 +102,42 @@ def draw_speed(result: dict[str, Any], path: Path) -> None:
     save(figure, path)
 
 
+SHADES = ("#8fbbe0", "#3f86c0", "#123f6d")  # by k, as for the structures
+DASHES = {"half power": "-", "full power": "--"}
+
+
+def draw_cost(result: dict[str, Any], path: Path) -> None:
+    """Milliseconds of a step over the number of weights, and over k at the size where k goes far."""
+    plt = pyplot()
+    rows = result["rows"]
+    figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.4), sharey=False)
+    sizes = sorted({row["d"] for row in rows})
+    columns = sorted(set.intersection(*({row["k"] for row in rows if row["d"] == d and row["k"]} for d in sizes)))
+    for method, dashes in DASHES.items():
+        for k, shade in zip(columns, SHADES, strict=False):
+            mine = [row for row in rows if (row["method"], row["k"]) == (method, k)]
+            points = [row["d"] ** 2 for row in mine], [1e3 * row["seconds"] for row in mine]
+            axes[0].loglog(*points, dashes, color=shade, marker="o", markersize=3, lw=1.4, label=f"{method}, k = {k}")
+    reference = {row["d"]: 1e3 * row["seconds"] for row in rows if row["method"] == REFERENCE}
+    style: dict[str, Any] = {"color": METHODS[REFERENCE].color, "lw": 1.4, "label": REFERENCE}
+    axes[0].loglog([d**2 for d in sizes], [reference[d] for d in sizes], marker="o", markersize=3, **style)
+    largest = max(row["seconds"] for row in rows if row["d"] == sizes[-1])
+    linear = [1e3 * largest * (d / sizes[-1]) ** 2 * 1.6 for d in sizes]
+    axes[0].loglog([d**2 for d in sizes], linear, ":", color=GREY, lw=1.2, label="linear")
+    axes[0].set_xlabel("weights")
+    axes[0].set_ylabel(f"milliseconds of a step ({where(result)})")
+
+    swept = max(sizes, key=lambda d: len({row["k"] for row in rows if row["d"] == d}))
+    for method, dashes in DASHES.items():
+        mine = [row for row in rows if row["method"] == method and row["d"] == swept]
+        points = [row["k"] for row in mine], [1e3 * row["seconds"] for row in mine]
+        axes[1].loglog(*points, dashes, color=BLUE, marker="o", markersize=3, lw=1.4, label=method)
+    axes[1].axhline(reference[swept], **style)
+    axes[1].set_xlabel(f"k, for {swept} x {swept} weights")
+    below_axes(figure, axes[0])
+    save(figure, path)
+
+
 def below_axes(figure: Any, panel: Any) -> None:
     """One legend for all panels, where no data can be."""
     handles, labels = panel.get_legend_handles_labels()
@@ -138,84 +149,3 @@ def save(figure: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     pyplot().close(figure)
-
-
-def ratio(rows: list[dict[str, Any]], network: str, method: str, key: str) -> float:
-    """To AdamW; not a number where one of the two was not measured."""
-    by_method = {row["method"]: row[key] for row in rows if row["network"] == network}
-    return by_method.get(method, np.nan) / by_method.get(REFERENCE, np.nan)
-
-
-def print_speed(result: dict[str, Any]) -> None:
-    rows = []
-    for row in result["rows"]:
-        network, method, blocks = row["network"], row["method"], row["blocks"]["step_seconds"]
-        times = [
-            f"{ratio(result['rows'], network, method, key):.2f}"
-            for key in ("step_seconds", "training_seconds", "state_bytes")
-        ]
-        rows.append(
-            (
-                network, method, f"{1e3 * row['step_seconds']:.2f} ({1e3 * min(blocks):.2f}-{1e3 * max(blocks):.2f})",
-                times[0], f"{1e3 * row['training_seconds']:.1f}", times[1], f"{row['state_bytes'] / 2**20:.2f}",
-                times[2], f"{row['state_bytes'] / row['parameters']:.1f}",
-            )
-        )  # fmt: skip
-    rows += [("-", method, "not installed", *6 * [""]) for method in result["missing"]]
-    headings = (
-        "network", "method", "step, ms (range)", "x AdamW", "training step, ms", "x AdamW", "state, MiB", "x AdamW",
-        "bytes a parameter",
-    )  # fmt: skip
-    table("Medians over blocks of steps", headings, rows)
-
-
-def arrival(seeds: list[Run], target: float) -> str:
-    """Epochs and seconds after which the mean score is as good as the target, at the points where it was taken."""
-    sign = 1 if seeds and seeds[0]["higher"] else -1
-    for points in zip(*(run["curve"] for run in seeds if not run["diverged"]), strict=True):
-        epoch, seconds, score = (np.mean([point[key] for point in points]) for key in ("epoch", "seconds", "score"))
-        if sign * score >= sign * target:
-            return f"{epoch:.2g} ({seconds:.1f})"
-    return "-"
-
-
-def print_task(task: str, by_method: dict[str, list[Run]]) -> None:
-    rows = []
-    reference = [run["score"] for run in chosen(by_method[REFERENCE])[1]] if REFERENCE in by_method else []
-    target = float(np.mean(reference)) if reference and None not in reference else np.nan
-    for method, runs in by_method.items():
-        tuning = [run for run in runs if run["seed"] == TUNING_SEED]
-        winner, seeds = chosen(runs)
-        scores = np.array([run["score"] for run in seeds if not run["diverged"]])
-        seconds = [run["seconds"] for run in seeds if not run["diverged"]]
-        rates = sorted({run["lr"] for run in tuning})
-        edge = " (edge)" if winner["lr"] in (rates[0], rates[-1]) else ""
-        rows.append(
-            (
-                method,
-                f"{winner['lr']:g}{edge}",
-                f"{winner['weight_decay']:g}",
-                "-" if np.isinf(cost(winner)) else f"{winner['score']:.4f}",
-                f"{scores.mean():.4f} ({scores.min():.4f}-{scores.max():.4f})" if len(scores) else "-",
-                f"{np.mean(seconds):.1f}" if seconds else "-",
-                arrival(seeds, target),
-                f"{sum(run['diverged'] for run in seeds)} of {len(seeds)}",
-                f"{sum(run['diverged'] for run in tuning)} of {len(tuning)}",
-            )
-        )
-    first = next(iter(by_method.values()))[0]
-    headings = (
-        "method", "learning rate", "weight decay", "in the search", "fresh seeds, mean (range)", "s a run",
-        f"to {REFERENCE}'s last: epochs (s)", "failed", "failed in the search",
-    )  # fmt: skip
-    better = "higher" if first["higher"] else "lower"
-    table(f"{task}: {first['score_name']}, {better} is better", headings, rows)
-
-
-def table(title: str, headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
-    grid = rich().table.Table(title=title, title_justify="left", box=rich().box.SIMPLE_HEAD)
-    for heading in headings:
-        grid.add_column(heading, justify="left" if heading in ("network", "method") else "right")
-    for row in rows:
-        grid.add_row(*row)
-    rich().console.Console(width=160).print(grid)

@@ -58,9 +58,7 @@ def adamw_fused(network: nn.Module, lr: float, weight_decay: float) -> Optimizer
 
 def muon(network: nn.Module, lr: float, weight_decay: float) -> Optimizer:
     """As first published but for the momentum: 0.95 was a little worse in trials of this length."""
-    return Muon(
-        *split(network), lr=lr, weight_decay=weight_decay, momentum=0.9, scaling="original", adam_ratio=1 / 16
-    )
+    return Muon(*split(network), lr=lr, weight_decay=weight_decay, momentum=0.9, scaling="original", adam_ratio=1 / 16)
 
 
 def soap(network: nn.Module, lr: float, weight_decay: float) -> Optimizer:

@@ -1,7 +1,9 @@
 """`natgrad bench optim quality`: what each optimizer learns, its settings searched, then three fresh seeds.
 
-Each run is a file, written when it is over; a killed benchmark goes on where it was. The runs of the search may go in
-parallel, one thread each, and their times mean nothing; those with fresh seeds go one at a time.
+The search sees validation data only; the runs with fresh seeds are scored on the test data. Each run is a file, written
+when it is over; a killed benchmark goes on where it was. The runs of the search may go in parallel, one thread each,
+and their times mean nothing; those with fresh seeds go one at a time, the methods in turns, so that a machine that
+slows down does so for all of them. At the end quality.json holds what the figures and tables need of all runs.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from natgrad.benchmarks.optim.collect import collect
 from natgrad.benchmarks.optim.peers import METHODS, installed
 from natgrad.benchmarks.optim.record import about, write
 from natgrad.benchmarks.optim.search import EXTENSIONS, TUNING_SEED, Run, best, grid, load, sides
@@ -32,7 +35,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the runs with the best settings")
     parser.add_argument("--epochs", type=int, help="instead of each task's own number")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/optim"), help="folder for the runs")
+    parser.add_argument(
+        "--out", type=Path, default=Path("benchmarks/results/optim"), help="folder for quality.json and the runs"
+    )
     parser.add_argument(
         "--data", type=Path, default=Path("data/cifar-10-batches-bin"),
         help="folder of CIFAR-10 as binary files, from https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
@@ -43,6 +48,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from natgrad.benchmarks.optim.tables import print_task
+
     if TUNING_SEED in arguments.seeds:
         raise ValueError(f"--seeds must be fresh ones: {TUNING_SEED} is that of the search")
     for name in ("jobs", "threads", "epochs"):
@@ -51,13 +58,26 @@ def run(arguments: argparse.Namespace) -> int:
     methods = installed(arguments.methods)
     for name in arguments.tasks:
         epochs = arguments.epochs or make_task(name, arguments.data, arguments.device).epochs
-        for winner in search(name, methods, epochs, arguments):
-            for seed in arguments.seeds:
+        winners = search(name, methods, epochs, arguments)
+        torch.set_num_threads(arguments.threads)
+        for seed in arguments.seeds:
+            for winner in winners:
                 chosen = Settings(name, winner["method"], winner["lr"], winner["weight_decay"], seed, epochs)
-                if load(chosen, arguments.out) is None:
-                    torch.set_num_threads(arguments.threads)
+                if not timed_before(chosen, arguments):
                     print(execute(chosen, arguments, timed=True), flush=True)
+        print_task(name, collect(arguments.out)["tasks"][name])
     return 0
+
+
+def timed_before(settings: Settings, arguments: argparse.Namespace) -> bool:
+    """Whether there is such a run, and with as many threads: times are to be compared."""
+    found = load(settings, arguments.out)
+    if found and found["threads"] != arguments.threads:
+        raise ValueError(
+            f"{settings.path(arguments.out)} was timed with {found['threads']} threads, and {arguments.threads} are "
+            "asked for; choose another folder with --out, or delete it"
+        )
+    return found is not None
 
 
 def search(task: str, methods: list[str], epochs: int, arguments: argparse.Namespace) -> list[Run]:
@@ -94,7 +114,10 @@ def search_run(job: tuple[Settings, argparse.Namespace]) -> str:
 
 
 def execute(settings: Settings, arguments: argparse.Namespace, timed: bool) -> str:
-    """One run, from its settings to its file. The answer is a line about it."""
+    """One run, from its settings to its file. The answer is a line about it.
+
+    Those that are timed are scored on the test data, those of the search on the validation data.
+    """
     task = replace(make_task(settings.task, arguments.data, arguments.device), epochs=settings.epochs)
     method = METHODS[settings.method]
     result = train(
@@ -102,6 +125,7 @@ def execute(settings: Settings, arguments: argparse.Namespace, timed: bool) -> s
         lambda network: method.make(network, settings.lr, settings.weight_decay),
         settings.seed,
         arguments.device,
+        on="test" if timed else "validation",
     )
     path = settings.path(arguments.out)
     write(path, asdict(settings) | {"timed": timed} | result | about(arguments.device))

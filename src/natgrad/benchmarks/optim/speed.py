@@ -8,6 +8,7 @@ what counts of a block is its mean: what an optimizer does every tenth step coun
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,12 +81,12 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=float, default=120.0, help="seconds, after which an optimizer has no more turns"
     )
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="default: as many as there are cores")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from natgrad.benchmarks.optim.figures import print_speed
+    from natgrad.benchmarks.optim.tables import print_speed
 
     for name in ("rounds", "block", "threads"):
         if getattr(arguments, name) < 1:
