@@ -27,9 +27,10 @@ def run(page: str) -> dict:
 
 def test_readme(capsys):
     names = run("README.md")
-    minimized, stepped = capsys.readouterr().out.splitlines()[:2]
+    minimized, trained, stepped = capsys.readouterr().out.splitlines()[:3]
     assert minimized.startswith("converged")
     assert float(minimized.split()[-1]) < 1e-6
+    assert float(trained) < 0.1  # random labels, learned by heart
     assert float(stepped) < 1e-6
     assert names["B"].logdet().shape == (5,)
     assert float((names["y"] - names["x"]).abs().max()) < 1e-4
@@ -42,6 +43,14 @@ def test_minimize_page(capsys):
     assert rosenbrock.startswith("converged")
     assert through_scipy.startswith("True")
     assert float(stochastic) > 0.5  # the truth, up to the scale that a logistic regression finds
+
+
+def test_optimizer_page(capsys):
+    run("docs/optimizer.md")
+    loss, first, total = capsys.readouterr().out.splitlines()
+    assert float(loss) < 0.1
+    assert first.startswith("(128, 64)")
+    assert int(total) > 1000
 
 
 LAWS = [law for module in (test_laws, test_step) for name, law in vars(module).items() if hasattr(law, "hypothesis")]
