@@ -6,7 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from argparse import Namespace
+from dataclasses import fields, replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from natgrad.benchmarks.optim import figures, quality, speed
+from natgrad.benchmarks.optim import cost as cost_part
+from natgrad.benchmarks.optim import quality, speed, tables
+from natgrad.benchmarks.optim.collect import collect, digest
 from natgrad.benchmarks.optim.models import CNN, GPT, ViT
 from natgrad.benchmarks.optim.muon import Muon, orthogonalize, split
 from natgrad.benchmarks.optim.peers import METHODS
@@ -188,7 +191,7 @@ def tasks(tmp_path_factory) -> dict[str, Task]:
     folder, cpu = tmp_path_factory.mktemp("data") / "cifar", torch.device("cpu")
     cifar_files(folder, images=30)
     return {
-        "cifar": cifar(folder, cpu, images=140, epochs=3),
+        "cifar": cifar(folder, cpu, images=140, epochs=3, validation=10),
         "text": TASKS["text"](folder, cpu),
         "digits": TASKS["digits"](folder, cpu),
     }
@@ -203,6 +206,30 @@ def test_cifar_is_read_as_it_is_stored(tmp_path):
     assert targets[4] == stored[1, 0]
     green = stored[1, 1 + 1024 + 32 * 5 + 7] / 255  # row 5, column 7
     assert inputs[4, 1, 5, 7].item() == pytest.approx((green - 0.482) / 0.243, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["cifar", "text", "digits"])
+def test_nobody_trains_on_what_is_scored(tasks, name):
+    """Inputs of the three parts are all different, and the score is that of the part asked for."""
+    task = tasks[name]
+    parts = [{tuple(x.flatten().tolist()) for x in part[0]} for part in (task.train, task.validation, task.test)]
+    sizes = [len(part[0]) for part in (task.train, task.validation, task.test)]
+    assert sizes == {"cifar": [140, 10, 30], "digits": [1200, 200, 397]}.get(name, sizes)
+    if name == "text":
+        assert sizes == pytest.approx([0.8 * sum(sizes), 0.1 * sum(sizes), 0.1 * sum(sizes)], abs=1)
+    assert not parts[0] & parts[1]
+    assert not parts[2] & (parts[0] | parts[1])
+    network = task.network()
+    few = replace(task, validation=tuple(t[:3] for t in task.validation), test=tuple(t[:2] for t in task.test))
+    network.eval()
+    for on, (inputs, targets) in (("validation", few.validation), ("test", few.test)):
+        assert few.evaluate(network, on) == pytest.approx(task.score(network(inputs), targets).mean().item(), rel=1e-4)
+
+
+def test_cifar_with_too_few_images(tmp_path):
+    cifar_files(tmp_path / "cifar", images=30)
+    with pytest.raises(ValueError, match="holds 140 images for training"):
+        cifar(tmp_path / "cifar", torch.device("cpu"), images=141, epochs=1, validation=10)
 
 
 @pytest.mark.parametrize("name", ["cifar", "text", "digits"])
@@ -232,7 +259,7 @@ def test_networks_fit_their_tasks(tasks, name):
 
 def test_a_run_that_diverges_ends_without_a_score(tasks):
     task = replace(tasks["digits"], epochs=2)
-    run = train(task, lambda network: torch.optim.SGD(network.parameters(), lr=1e9), 0, torch.device("cpu"))
+    run = train(task, lambda network: torch.optim.SGD(network.parameters(), lr=1e9), 0, torch.device("cpu"), on="test")
     assert run["diverged"]
     assert run["score"] is None
     assert "step" in run["failure"]
@@ -251,18 +278,50 @@ def test_all_methods_are_searched_with_the_same_budget():
     searched = [method for method in METHODS.values() if method.searched]
     assert len({(len(method.lrs), len(method.weight_decays)) for method in searched}) == 1
     assert len({method.color for method in METHODS.values()}) == len(METHODS)
-    assert learning_rates("adamw", 1, 2) == [1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
+    assert learning_rates("adamw", 1, 2) == [5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2]
+    assert learning_rates("muon", 2, 0) == [0.0025, 0.005, 0.01, 0.02, 0.04, 0.08]
+    assert all(higher == 2 * lower for method in searched for lower, higher in pairwise(method.lrs))
     assert len(grid("digits", "soap", 1, 1, 0)) == len(searched[0].weight_decays) * (1 + len(searched[0].lrs))
 
 
-def test_what_the_figures_say_of_time():
-    def seed(*scores: float) -> dict[str, Any]:
-        points = [{"epoch": i + 1.0, "seconds": 2.0 * i, "score": score} for i, score in enumerate(scores)]
-        return {"higher": True, "diverged": False, "curve": points}
+def seed(*scores: float | None, seconds: float = 2.0) -> dict[str, Any]:
+    """A run of quality.json."""
+    points = [{"epoch": i + 1.0, "seconds": seconds * (i + 1), "score": score} for i, score in enumerate(scores)]
+    last = {"score": scores[-1], "seconds": seconds * len(scores), "losses": [9.0, 1.5]}
+    return {"curve": points, "failure": "", "environment": 0, **last}
 
-    assert figures.arrival([seed(0.1, 0.5, 0.6), seed(0.2, 0.7, 0.8)], 0.6) == "2 (2.0)"
-    assert figures.arrival([seed(0.1, 0.5, 0.6)], 0.7) == "-"
-    assert figures.arrival([], 0.7) == "-"
+
+def test_when_a_quality_is_reached():
+    assert tables.arrival([seed(0.1, 0.5, 0.6), seed(0.2, 0.7, 0.8)], 0.6, higher=True) == "2 (4.0)"
+    assert tables.arrival([seed(0.6, 0.4, 0.3)], 0.4, higher=False) == "2 (4.0)"
+    assert tables.arrival([seed(0.1, 0.5, 0.6)], 0.7, higher=True) == "-"
+    assert tables.arrival([seed(0.1, 0.5, 0.6), seed(0.1, None)], 0.5, higher=True) == "-"
+    assert tables.arrival([], 0.7, higher=True) == "-"
+
+
+def test_the_best_peer_at_its_end(capsys):
+    found = {
+        "natgrad": [seed(0.7, 0.9)],
+        "adamw": [seed(0.2, 0.6), seed(0.3, 0.5)],
+        "soap": [seed(0.3, 0.6, seconds=7.0), seed(0.5, 0.6, seconds=8.0)],
+        "shampoo": [seed(0.3, 0.8)],  # not one of the standard ones
+    }
+    search = [{"lr": 0.1, "score": 0.5, "failure": ""}]
+    methods = {
+        method: {"chosen": {"lr": 0.1, "weight_decay": 0.0, "score": 0.5}, "search": search, "seeds": seeds}
+        for method, seeds in found.items()
+    }
+    environments = [{"device": "cpu", "threads": 3}]
+    task = {"score_name": "accuracy", "higher": True, "environments": environments, "methods": methods}
+    best = tables.best_of(task, tables.STANDARD)
+    assert best is not None
+    assert best.method == "soap"
+    assert (best.score, best.seconds) == pytest.approx((0.6, 15.0))
+    tables.print_task("cifar", task)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "threads: 3" in printed
+    line = printed[printed.index("natgrad 0.1") :].split("adamw 0.1")[0]
+    assert "0.9000 0.9000-0.9000 1.500 4.0 1 (2.0) 1 (2.0) 0 of 1" in line
 
 
 def test_state_is_counted_once_wherever_it_lies():
@@ -283,7 +342,7 @@ def quality_run(out, *more: str) -> None:
 def results(out) -> dict[str, Any]:
     """All runs' files, without what a clock has measured."""
     found = {}
-    for path in out.rglob("*"):
+    for path in (out / "runs").rglob("*"):
         if path.is_file():
             run = json.loads(path.read_text())
             del run["seconds"]
@@ -293,16 +352,24 @@ def results(out) -> dict[str, Any]:
     return found
 
 
+def fresh_settings(runs: dict[str, Any]) -> list[Settings]:
+    """Of the runs that are not the search's."""
+    names = [field.name for field in fields(Settings)]
+    return [Settings(**{name: run[name] for name in names}) for run in runs.values() if run["seed"]]
+
+
 def test_a_benchmark_from_end_to_end_and_resumed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(quality, "EXTENSIONS", 1)
     quality_run(tmp_path / "whole")
     whole = results(tmp_path / "whole")
     assert sum("seed0" in name for name in whole) in (16, 20, 24)  # a budget for each of two methods
     assert sum("seed1" in name for name in whole) == 2
+    assert all(run["scored_on"] == ("validation" if "seed0" in name else "test") for name, run in whole.items())
+    assert all(run["threads"] == 1 for run in whole.values())
     assert all(len(run["curve"]) == 10 and len(run["losses"]) == 20 for run in whole.values())
 
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed").rglob("*.json")}
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed" / "runs").rglob("*.json")}
     for path in list(kept)[::3]:
         path.unlink()
         del kept[path]
@@ -310,8 +377,11 @@ def test_a_benchmark_from_end_to_end_and_resumed(tmp_path, monkeypatch, capsys):
     assert results(tmp_path / "killed") == whole
     assert all(path.stat().st_mtime_ns == at for path, at in kept.items())
 
+    again = Namespace(out=tmp_path / "whole", threads=2)
+    with pytest.raises(ValueError, match="timed with 1 threads, and 2 are asked for"):
+        quality.timed_before(fresh_settings(whole)[0], again)
     with pytest.raises(ValueError, match="1 epochs, and 2 are asked for"):
-        load(Settings("digits", "adamw", 0.001, 0.0, 0, epochs=2), tmp_path / "whole")
+        load(Settings("digits", "adamw", 0.001, 0.1, 0, epochs=2), tmp_path / "whole")
 
     capsys.readouterr()
     assert main(["bench", "optim", "figures", "--out", str(tmp_path / "whole")]) == 0
@@ -320,12 +390,54 @@ def test_a_benchmark_from_end_to_end_and_resumed(tmp_path, monkeypatch, capsys):
     assert "soap" in printed
     assert (tmp_path / "whole" / "digits.png").exists()
 
+    shutil.copytree(tmp_path / "whole", tmp_path / "clone", ignore=shutil.ignore_patterns("runs", "*.png"))
+    kept = (tmp_path / "clone" / "quality.json").read_text()
+    assert main(["bench", "optim", "figures", "--out", str(tmp_path / "clone")]) == 0
+    assert capsys.readouterr().out == printed
+    assert (tmp_path / "clone" / "digits.png").exists()
+    assert (tmp_path / "clone" / "quality.json").read_text() == kept
+
+
+def test_what_is_collected(tmp_path):
+    """The whole search, and of the fresh seeds those of the settings chosen; other tasks stay as they are."""
+    about = {"machine": {}, "device": "cpu", "threads": 1, "versions": {}, "command": "natgrad"}
+    about |= {"score_name": "accuracy", "higher": True, "epochs": 1, "steps": 9, "weight_decay": 0.1}
+
+    def run(lr: float, seed: int, score: float | None, on: str, **more: Any) -> dict[str, Any]:
+        own = {"lr": lr, "seed": seed, "score": score, "scored_on": on, "failure": "" if score else "it failed"}
+        return about | own | {"seconds": 1.23456789, "losses": [1.0], "curve": [], **more}
+
+    runs = [
+        run(0.1, 0, 0.5, "validation"), run(0.2, 0, 0.6, "validation"), run(0.4, 0, None, "validation"),
+        run(0.1, 1, 0.9, "test"), run(0.2, 1, 0.7, "test", threads=8), run(0.2, 2, 0.8, "test", threads=8),
+    ]  # fmt: skip
+    found = digest({"soap": runs})
+    own = found["methods"]["soap"]
+    assert own["chosen"] == {"lr": 0.2, "weight_decay": 0.1, "score": 0.6}
+    assert [(r["lr"], r["score"]) for r in own["search"]] == [(0.1, 0.5), (0.2, 0.6), (0.4, None)]
+    assert [(r["seed"], r["score"], r["threads"], r["seconds"]) for r in own["seeds"]] == [
+        (1, 0.7, 8, 1.23457), (2, 0.8, 8, 1.23457),
+    ]  # fmt: skip
+    assert [found["environments"][r["environment"]]["threads"] for r in own["seeds"]] == [8, 8]
+    assert len(found["environments"]) == 2
+
+    (tmp_path / "quality.json").write_text(json.dumps({"tasks": {"text": {"old": 1}, "digits": {"old": 2}}}))
+    folder = tmp_path / "runs" / "digits" / "soap"
+    folder.mkdir(parents=True)
+    for i, content in enumerate(runs):
+        (folder / f"{i}.json").write_text(json.dumps(content))
+    assert collect(tmp_path)["tasks"] == {"text": {"old": 1}, "digits": found}
+    assert json.loads((tmp_path / "quality.json").read_text())["tasks"] == {"text": {"old": 1}, "digits": found}
+
 
 def test_speed_from_end_to_end(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(speed.NETWORKS, "tiny", (lambda: CNN(2), lambda: speed.images(4)))
-    words = ["bench", "optim", "speed", "--networks", "tiny", "--methods", "adamw", "muon", "soap"]
+    words = ["bench", "optim", "speed", "--networks", "tiny", "--methods", "adamw", "muon", "soap", "--threads", "1"]
     assert main([*words, "--rounds", "2", "--block", "3", "--out", str(tmp_path)]) == 0
-    rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
+    assert "threads: 1" in capsys.readouterr().out
+    result = json.loads((tmp_path / "speed.json").read_text())
+    assert result["threads"] == 1
+    rows = result["rows"]
     assert [row["method"] for row in rows] == ["adamw", "muon", "soap"]
     assert all(len(row["blocks"]["step_seconds"]) == 2 for row in rows)
     assert all(0 < row["step_seconds"] < row["training_seconds"] for row in rows)
@@ -335,6 +447,41 @@ def test_speed_from_end_to_end(tmp_path, monkeypatch, capsys):
     assert "state, MiB" in capsys.readouterr().out
 
 
+def test_exponents_are_found():
+    slope, error = cost_part.fit([(10, 3.0), (100, 30.0), (1000, 300.0)])
+    assert slope == pytest.approx(1)
+    assert error == pytest.approx(0, abs=1e-12)
+    x = np.arange(1, 9)
+    y = x**0.5 * np.exp(0.1 * np.array([1, -1, -1, 1, 1, -1, -1, 1]))
+    slope, error = cost_part.fit(list(zip(x.tolist(), y.tolist(), strict=True)))
+    covariance = np.polyfit(np.log(x), np.log(y), 1, cov=True)
+    assert slope == pytest.approx(covariance[0][0])
+    assert error == pytest.approx(covariance[1][0, 0] ** 0.5)
+
+
+def test_cost_from_end_to_end(tmp_path, monkeypatch, capsys):
+    for name, value in {"SIZES": (6, 8, 12), "COLUMNS": (1, 2), "SWEEP": (1, 2, 4), "SWEEP_SIZE": 8}.items():
+        monkeypatch.setattr(cost_part, name, value)
+    words = ["bench", "optim", "cost", "--rounds", "2", "--block", "1e-4", "--out", str(tmp_path)]
+    assert main(words) == 0
+    result = json.loads((tmp_path / "cost.json").read_text())
+    assert result["threads"] == 1
+    measured = [(row["method"], row["d"], row["k"]) for row in result["rows"]]
+    assert len(measured) == len(set(measured)) == 3 * (2 * 2 + 1) + 2
+    assert ("full power", 8, 4) in measured
+    assert ("adamw", 12, None) in measured
+    assert all(len(row["blocks"]) == 2 and row["seconds"] > 0 for row in result["rows"])
+    fitted = [(e["method"], e["k"], e["in"]) for e in result["exponents"]]
+    assert fitted == [
+        *((method, k, "weights") for method in ("half power", "full power") for k in (1, 2)),
+        ("adamw", None, "weights"), ("half power", None, "k"), ("full power", None, "k"),
+    ]  # fmt: skip
+    (tmp_path / "cost.png").unlink()
+    assert main(["bench", "optim", "figures", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "cost.png").exists()
+    assert capsys.readouterr().out.count("Exponents") == 2
+
+
 def test_what_cannot_be_done_is_said(tmp_path, capsys):
     assert main(["bench", "optim", "figures", "--out", str(tmp_path)]) == 1
     assert "holds no results" in capsys.readouterr().err
@@ -342,6 +489,8 @@ def test_what_cannot_be_done_is_said(tmp_path, capsys):
     assert "that of the search" in capsys.readouterr().err
     assert main(["bench", "optim", "speed", "--block", "0", "--out", str(tmp_path)]) == 1
     assert "--block must be at least 1" in capsys.readouterr().err
+    assert main(["bench", "optim", "cost", "--largest", "100", "--out", str(tmp_path)]) == 1
+    assert "--largest must be at least 512" in capsys.readouterr().err
 
 
 def test_the_command_is_cheap_to_import():

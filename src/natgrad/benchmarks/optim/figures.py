@@ -97,7 +97,7 @@ def draw_speed(result: dict[str, Any], path: Path) -> None:
         panel.yaxis.set_major_formatter("{x:g}")
         panel.set_xticks(range(len(networks)), networks)
         panel.set_title(label, loc="left")
-    axes[0].set_ylabel("times AdamW's")
+    axes[0].set_ylabel(f"times AdamW's ({where(result)})")
     below_axes(figure, axes[0])
     save(figure, path)
 
@@ -107,42 +107,46 @@ DASHES = {"half power": "-", "full power": "--"}
 
 
 def draw_cost(result: dict[str, Any], path: Path) -> None:
-    """Milliseconds of a step over the number of weights, and over k at the size where k goes far."""
+    """Milliseconds of a step over the number of weights, and over k at the size that has most of them."""
     plt = pyplot()
     rows = result["rows"]
-    figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.4), sharey=False)
     sizes = sorted({row["d"] for row in rows})
-    columns = sorted(set.intersection(*({row["k"] for row in rows if row["d"] == d and row["k"]} for d in sizes)))
+    by_size = [{row["k"] for row in rows if row["d"] == d and row["k"]} for d in sizes]
+    columns, swept = sorted(set.intersection(*by_size)), sizes[int(np.argmax([len(ks) for ks in by_size]))]
+    weights = np.array(sizes) ** 2
+    figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.4), sharey=True)
+
+    def line(panel: Any, x: str, color: str, style: str, label: str, **wanted: Any) -> None:
+        mine = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+        points = [row[x] ** 2 if x == "d" else row[x] for row in mine], [1e3 * row["seconds"] for row in mine]
+        panel.loglog(*points, style, color=color, marker="o", markersize=3, lw=1.4, label=label)
+
     for method, dashes in DASHES.items():
         for k, shade in zip(columns, SHADES, strict=False):
-            mine = [row for row in rows if (row["method"], row["k"]) == (method, k)]
-            points = [row["d"] ** 2 for row in mine], [1e3 * row["seconds"] for row in mine]
-            axes[0].loglog(*points, dashes, color=shade, marker="o", markersize=3, lw=1.4, label=f"{method}, k = {k}")
-    reference = {row["d"]: 1e3 * row["seconds"] for row in rows if row["method"] == REFERENCE}
-    style: dict[str, Any] = {"color": METHODS[REFERENCE].color, "lw": 1.4, "label": REFERENCE}
-    axes[0].loglog([d**2 for d in sizes], [reference[d] for d in sizes], marker="o", markersize=3, **style)
-    largest = max(row["seconds"] for row in rows if row["d"] == sizes[-1])
-    linear = [1e3 * largest * (d / sizes[-1]) ** 2 * 1.6 for d in sizes]
-    axes[0].loglog([d**2 for d in sizes], linear, ":", color=GREY, lw=1.2, label="linear")
+            line(axes[0], "d", shade, dashes, f"{method}, k = {k}", method=method, k=k)
+        line(axes[1], "k", BLUE, dashes, f"{method}, over k", method=method, d=swept)
+    line(axes[0], "d", METHODS[REFERENCE].color, "-", REFERENCE, method=REFERENCE)
+    reference = next(row["seconds"] for row in rows if row["method"] == REFERENCE and row["d"] == swept)
+    axes[1].axhline(1e3 * reference, color=METHODS[REFERENCE].color, lw=1.4)
+    slowest = max(row["seconds"] for row in rows)
+    axes[0].loglog(weights, 2e3 * slowest * weights / weights[-1], ":", color=GREY, lw=1.2, label="linear")
     axes[0].set_xlabel("weights")
-    axes[0].set_ylabel(f"milliseconds of a step ({where(result)})")
-
-    swept = max(sizes, key=lambda d: len({row["k"] for row in rows if row["d"] == d}))
-    for method, dashes in DASHES.items():
-        mine = [row for row in rows if row["method"] == method and row["d"] == swept]
-        points = [row["k"] for row in mine], [1e3 * row["seconds"] for row in mine]
-        axes[1].loglog(*points, dashes, color=BLUE, marker="o", markersize=3, lw=1.4, label=method)
-    axes[1].axhline(reference[swept], **style)
-    axes[1].set_xlabel(f"k, for {swept} x {swept} weights")
-    below_axes(figure, axes[0])
+    axes[0].set_ylabel(f"milliseconds ({where(result)})")
+    axes[0].set_title("time of a step, Lower(k) on both sides", loc="left")
+    axes[1].set_xlabel("k")
+    axes[1].set_title(f"{swept} x {swept} weights", loc="left")
+    ticks = [2**i for i in range(8) if 2**i <= max(by_size[sizes.index(swept)])]
+    axes[1].set_xticks(ticks, [str(k) for k in ticks])
+    axes[1].minorticks_off()
+    below_axes(figure, *axes, ncols=4)
     save(figure, path)
 
 
-def below_axes(figure: Any, panel: Any) -> None:
+def below_axes(figure: Any, *panels: Any, ncols: int = 5) -> None:
     """One legend for all panels, where no data can be."""
-    handles, labels = panel.get_legend_handles_labels()
+    handles = [handle for panel in panels for handle in panel.get_legend_handles_labels()[0]]
     figure.tight_layout()
-    figure.legend(handles, labels, loc="upper center", ncols=5, bbox_to_anchor=(0.5, 0.0))
+    figure.legend(handles=handles, loc="upper center", ncols=ncols, bbox_to_anchor=(0.5, 0.0))
 
 
 def save(figure: Any, path: Path) -> None:
