@@ -45,12 +45,12 @@ class Side(ABC):
 
     @abstractmethod
     def follow(
-        self, stored: Tensors, X: Tensor, w: Tensor, v: Tensor, beta: Tensor, gamma: float, c: Tensor
+        self, stored: Tensors, X: Tensor, v: Tensor, w: Tensor, unit: Tensor, beta: Tensor, gamma: float, c: Tensor
     ) -> tuple[Tensors, Tensor]:
-        """S <- h S h^T / c with h = h(b P(E - gamma I)), E = w X X^T + v v^T, and the size of the step b E, (L,).
+        """S <- h S h^T / c with h = h(b P(unit E - gamma I)), E = w X X^T + v v^T, and the size of the step, (L,).
 
-        b = beta / max(1, ||E||): far from the fixed point, where E is large, the step is bounded.
-        X (L, d, r), v (L, d, 1); beta, w and c one number for each of the L, (L,).
+        b = beta / max(1, unit ||E||): far from the fixed point the step is bounded. E has the size of one, `unit` that
+        of the statistics, so that no square overflows. X (L, d, r), v (L, d, 1), all others (L,).
         """
 
 
@@ -77,53 +77,62 @@ class Product(Side):
         return stored[0].diagonal(dim1=-2, dim2=-1).mean((-2, -1)).log()
 
     def follow(
-        self, stored: Tensors, X: Tensor, w: Tensor, v: Tensor, beta: Tensor, gamma: float, c: Tensor
+        self, stored: Tensors, X: Tensor, v: Tensor, w: Tensor, unit: Tensor, beta: Tensor, gamma: float, c: Tensor
     ) -> tuple[Tensors, Tensor]:
         """P <- c H P H, with a step of its own for each block."""
         (P,) = stored
         X, v = X.unflatten(1, (-1, self.s)), v.unflatten(1, (-1, self.s))  # (L, n, s, r), (L, n, s, 1)
-        w, beta, c = (t[:, None, None, None] for t in (w, beta, c))
+        w, c = w[:, None, None, None], c[:, None, None, None]
         if X.shape[-1] < 0.6 * self.s:  # r x r matrices are the cheaper ones
-            P, size = _move_thin(P, torch.cat([X * w.sqrt(), v], -1), beta, gamma, c)
+            A = torch.cat([X * w.sqrt(), v], -1)
+            P, size = _move_thin(P, A, _Step(unit, beta, gamma), c)
         else:
-            P, size = _move(P, torch.addcmul(w * _times(X, X.mT), v, v.mT), beta, gamma, c)
+            E = torch.addcmul(w * _times(X, X.mT), v, v.mT)
+            P, size = _move(P, E, _Step(unit, beta, gamma), c)
         return [P], size.amax((1, 2, 3))
 
 
-def _move(P: Tensor, E: Tensor, beta: Tensor, gamma: float, c: Tensor) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class _Step:
+    unit: Tensor
+    beta: Tensor
+    gamma: float
+
+    def coefficients(self, E2: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """h(-b (unit E - gamma I)) = a0 I - a1 E + a2 E^2, and the size of the step, b unit ||E||.
+
+        E^2 bounds the largest eigenvalue of E: || E^2 ||_F^(1/2), at most s^(1/4) times it.
+        """
+        unit, beta = self.unit[:, None, None, None], self.beta[:, None, None, None]
+        largest = unit * torch.linalg.vector_norm(E2, dim=(-2, -1), keepdim=True).sqrt()
+        b = beta / largest.clamp(min=1.0)
+        u, b1 = b * self.gamma, b * unit
+        return 1 + u + u**2 / 2, b1 * (1 + u), b1**2 / 2, b * largest
+
+
+def _move(P: Tensor, E: Tensor, step: _Step, c: Tensor) -> tuple[Tensor, Tensor]:
     """c H P H for E (L, n, s, s), and the size of the step."""
     E2 = _times(E, E)
-    a0, a1, a2, size = _coefficients(E2, beta, gamma)
+    a0, a1, a2, size = step.coefficients(E2)
     H = torch.addcmul(a2 * E2, a1, E, value=-1)
     H.diagonal(dim1=-2, dim2=-1).add_(a0.squeeze(-1))
     P = _times(_times(H, P), H)
     return (c / 2) * (P + P.mT), size
 
 
-def _move_thin(P: Tensor, A: Tensor, beta: Tensor, gamma: float, c: Tensor) -> tuple[Tensor, Tensor]:
+def _move_thin(P: Tensor, A: Tensor, step: _Step, c: Tensor) -> tuple[Tensor, Tensor]:
     """The same for E = A A^T, A (L, n, s, r), by matrices of r x s.
 
     A^T A has the eigenvalues of E but for zeros, H = a0 I - A R A^T with R = a1 I - a2 A^T A, and with Y = A^T P
     H P H = a0^2 P - A Q - (A Q)^T where Q = R (a0 Y - Y A R A^T / 2).
     """
     W = A.mT @ A
-    a0, a1, a2, size = _coefficients(W @ W, beta, gamma)
+    a0, a1, a2, size = step.coefficients(W @ W)
     R = -a2 * W
     R.diagonal(dim1=-2, dim2=-1).add_(a1.squeeze(-1))
     Y = A.mT @ P
     AQ = A @ (R @ torch.sub(c * a0 * Y, (Y @ A) @ (R @ A.mT) * c, alpha=0.5))
     return (c * a0**2) * P - (AQ + AQ.mT), size
-
-
-def _coefficients(E2: Tensor, beta: Tensor, gamma: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """h(-b (E - gamma I)) = a0 I - a1 E + a2 E^2, and b ||E||.
-
-    E^2 bounds the largest eigenvalue of E: || E^2 ||_F^(1/2), at most s^(1/4) times it.
-    """
-    largest = torch.linalg.vector_norm(E2, dim=(-2, -1), keepdim=True).sqrt()
-    b = beta / largest.clamp(min=1.0)
-    u = b * gamma
-    return 1 + u + u**2 / 2, b * (1 + u), b**2 / 2, b * largest
 
 
 @dataclass(frozen=True)
@@ -147,12 +156,12 @@ class Factor(Side):
         return self.element(stored).logdet() * (-2 / self.d)
 
     def follow(
-        self, stored: Tensors, X: Tensor, w: Tensor, v: Tensor, beta: Tensor, gamma: float, c: Tensor
+        self, stored: Tensors, X: Tensor, v: Tensor, w: Tensor, unit: Tensor, beta: Tensor, gamma: float, c: Tensor
     ) -> tuple[Tensors, Tensor]:
         B = self.element(stored)
         A = torch.cat([X * w.sqrt()[:, None, None], v], -1)
-        M = B.project(A, A).shift(-gamma)
-        M = M * (beta / _norm(M).clamp(min=1.0))
+        M = B.project(A, A).shift(-gamma / unit)
+        M = M * (beta / _norm(M).clamp(min=1 / unit))
         new = (M.h() @ B).map(lambda t: t * beside(c.rsqrt(), t))
         return new.tensors(), _norm(M)
 

@@ -78,13 +78,14 @@ def half_power(
     ]
     scales = torch.stack([side.scale(t) for side, t in zip(sides, stored, strict=True)])
     parts = torch.where(good, part * (scales.mean(0) - scales).exp(), 1.0)  # and both carry equal parts of the scale
-    strength = torch.where(good, damping * size * c, 0.0)
+    unit = (c * length).square().clamp(min=1.0)  # the size of D D^T / in and of D^T D / out, in the mean
+    strength = torch.where(good, damping * size * c / unit.sqrt(), 0.0)
     beta = torch.where(good, beta, 0.0)
     new, norms = [], []
     for axis, (side, tensors) in enumerate(zip(sides, stored, strict=True)):
         v = probes[axis] * beside(_product([rms(y) for y in probes[:axis] + probes[axis + 1 :]], strength), D)
-        w = c**2 * (side.d / D[0].numel())
-        after, norm = side.follow(tensors, _turn(D, axis), w, v, beta, gamma, parts[axis])
+        w = c**2 * (side.d / D[0].numel()) / unit
+        after, norm = side.follow(tensors, _turn(D, axis), v, w, unit, beta, gamma, parts[axis])
         new.append(after)
         norms.append(norm)
     return Moved(D, direction, good, new, torch.stack(norms, -1))
