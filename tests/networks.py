@@ -139,8 +139,8 @@ CHOICES: dict[str, Any] = {  # every form that the argument `structure` takes
 
 # at full power the direction is like 1 / gradient, which needs a damping where the gradient vanishes
 POWERS: dict[str, dict[str, Any]] = {
-    "half": {"power": 0.5, "lr": 3e-3, "damping": 1e-2},
-    "full": {"power": 1, "lr": 3e-2, "damping": 1.0},
+    "half": {"power": 0.5, "lr": 5e-3, "damping": 1e-2},
+    "full": {"power": 1, "lr": 5e-2, "damping": 1.0},
 }
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -17,7 +17,7 @@ from tests.networks import CHOICES, DTYPES, POWERS, Zoo, parameters, same_bits, 
 every_choice = pytest.mark.parametrize("choice", CHOICES)
 every_power = pytest.mark.parametrize("power", POWERS)
 
-KINDS = ("matrix", "convolution", "embedding", "bias", "scalar", "single")
+KINDS = ("matrix", "convolution", "embedding", "bias")
 
 
 def pair(dtype: torch.dtype = torch.float32, **options) -> tuple[Zoo, ng.NGD]:
