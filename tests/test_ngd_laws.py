@@ -170,6 +170,10 @@ def test_half_power_is_the_formulas_in_dense_matrices(name, options, shape):
     reference = list(half_power_reference(W.reshape(shape[0], -1), gradients, sides, o))
     for ours, theirs in zip(path, reference, strict=True):
         oracle.close(ours, theirs.reshape(shape))
+    (state,) = opt.state.values()
+    for side, key in zip(sides, ("out_0", "in_0"), strict=False):
+        if isinstance(side, Products):  # the scale of one side alone is seen nowhere else
+            oracle.close(torch.block_diag(*state[key]) / side.P.norm(), side.P / side.P.norm())
     conditions = [float(torch.linalg.cond(side.inverse())) for side in sides]
     assert opt.diagnostics()[0]["condition"] == pytest.approx(conditions, rel=1e-6)
 
