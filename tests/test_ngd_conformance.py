@@ -270,3 +270,15 @@ def test_the_first_step_has_the_size_of_lr(shape):
     ng.NGD([p], lr=1e-2, structure=functools.partial(on_sides, name="Dense")).step()
     wanted = 1e-2 * (256 / p[0].numel()) ** 0.5 if p.ndim > 1 else 1e-2
     assert float(p.detach().square().mean().sqrt()) == pytest.approx(wanted, rel=1e-4)
+
+
+def test_groups_of_equal_shapes_have_powers_of_their_own():
+    params, alone = ([nn.Parameter(torch.ones(3, 2)) for _ in POWERS] for _ in range(2))
+    together = ng.NGD([{"params": p, **options} for p, options in zip(params, POWERS.values(), strict=True)])
+    each = [ng.NGD([p], **options) for p, options in zip(alone, POWERS.values(), strict=True)]
+    for t in range(3):
+        for p in params + alone:
+            p.grad = torch.arange(6.0).reshape(3, 2) - t
+        for opt in (together, *each):
+            opt.step()
+    assert same_bits(snapshot(together), [s for opt in each for s in snapshot(opt)])
