@@ -279,7 +279,7 @@ def test_all_methods_are_searched_with_the_same_budget():
     assert len({(len(method.lrs), len(method.weight_decays)) for method in searched}) == 1
     assert len({method.color for method in METHODS.values()}) == len(METHODS)
     assert learning_rates("adamw", 1, 2) == [5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2]
-    assert learning_rates("muon", 2, 0) == [0.0025, 0.005, 0.01, 0.02, 0.04, 0.08]
+    assert learning_rates("muon", 2, 0) == [2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3]
     assert all(higher == 2 * lower for method in searched for lower, higher in pairwise(method.lrs))
     assert len(grid("digits", "soap", 1, 1, 0)) == len(searched[0].weight_decays) * (1 + len(searched[0].lrs))
 

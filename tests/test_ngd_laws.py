@@ -110,7 +110,7 @@ def half_power_reference(W: Tensor, gradients: list[Tensor], sides, o: dict[str,
         S_inverse = inverses[0] if vector else torch.kron(*inverses)
         c = 1 / rms(U) if t == 0 else 1.0
         D = c * (S_inverse @ U.flatten()).reshape(U.shape)
-        zs = [signs(torch.tensor(t), len(P)).double() for P in inverses]
+        zs = [signs(torch.tensor(t // o["update_every"]), len(P)).double() for P in inverses]
         z = zs[0][:, None] if vector else zs[0][:, None] * zs[1]
         V = c * o["damping"] * rms(U) * (S_inverse @ z.flatten()).reshape(U.shape)  # the virtual gradient's direction
         if t % o["update_every"] == 0:

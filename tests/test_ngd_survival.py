@@ -54,7 +54,7 @@ def run(params: list[nn.Parameter], opt: ng.NGD, first: list[Tensor | None]) -> 
 
 
 def without_skipped(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {key: t for key, t in state.items() if key not in ("skipped", "norms")}
+    return {key: t for key, t in state.items() if key not in ("skipped",)}
 
 
 @every_power

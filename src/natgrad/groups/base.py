@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
@@ -241,7 +241,7 @@ class Element(Stored):
         width = max(1, CHUNK // max(1, p * math.prod(self.batch)))
         total: Tangent | None = None
         for start in range(0, max(p, 1), width):
-            E = unit_vectors(range(start, min(start + width, p)), self)
+            E = unit_vectors(start, min(start + width, p), self)
             X = self._solve(hvp(self._solve(E, True)), False)
             part = self._project(X, E)
             total = part if total is None else total + part
@@ -270,11 +270,10 @@ class Algebra(Element, Tangent):
         return self.map(lambda b, c, cm: cm.mul_(0.5).add_(c).add_(b), C, C._matmul(M))  # into the newest
 
 
-def unit_vectors(indices: Sequence[int], like: Stored) -> Tensor:
-    """The block of e_i for the given i, (*batch, p, r)."""
-    i = torch.tensor(indices, dtype=torch.int64, device=like.device)
-    E = torch.zeros(like.shape[-1], len(indices), dtype=like.dtype, device=like.device)
-    E[i, torch.arange(len(indices), device=like.device)] = 1.0
+def unit_vectors(first: int, last: int, like: Stored) -> Tensor:
+    """The block of e_i for i from first to last, this not included, (*batch, p, r)."""
+    E = torch.zeros(like.shape[-1], last - first, dtype=like.dtype, device=like.device)
+    E.diagonal(-first).fill_(1.0)
     return E.expand(*like.batch, *E.shape)
 
 

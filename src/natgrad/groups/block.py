@@ -191,7 +191,7 @@ class LowerMatrix(Algebra):
         eye = torch.eye(k1, dtype=self.dtype, device=self.device).expand(*self.batch, k1, k1)
         W = torch.linalg.lu_solve(*self._corners[0], eye, adjoint=True)  # A^-T, and zeros below
         W = torch.nn.functional.pad(W, (0, 0, 0, p - k1))
-        HW = hvp(torch.cat([W, self._solve(unit_vectors(range(p - k2, p), self), True)], -1) if k2 else W)
+        HW = hvp(torch.cat([W, self._solve(unit_vectors(p - k2, p, self), True)], -1) if k2 else W)
         left, bottom = self._corners
         C, E, F = self.left[..., k1 : k1 + n], self.left[..., k1 + n :], self.bottom[..., :n]
         X = HW.mT.clone(memory_format=torch.contiguous_format)  # (*batch, k1 + k2, p), to become B^-1 H W, by rows
@@ -256,7 +256,7 @@ def covariance_as_low_rank(B: Element) -> tuple[Tensor, Tensor]:
             "covariance(x) for products with S^-1, or precision_as_low_rank where only the other border is dense"
         )
     d = torch.nn.functional.pad(lower.diag**-2, (0, k2))
-    U = lower.solve(unit_vectors(range(n, n + k2), lower), transpose=True)
+    U = lower.solve(unit_vectors(n, n + k2, lower), transpose=True)
     return rotate(d.unsqueeze(-1)).squeeze(-1), rotate(U)
 
 

@@ -75,20 +75,23 @@ def parameters(given: Sequence[Any], seen: Sequence[Tensor]) -> list[tuple[Tenso
     return found
 
 
-def sides(p: Tensor, choice: object, power: float, what: str) -> tuple[Side, ...]:
+def sides(p: Tensor, choice: object, power: float, dtype: torch.dtype, what: str) -> tuple[Side, ...]:
     """The sides of a parameter in the given structure, or why they cannot be."""
     shape = tuple(p.shape)
     try:
         return tuple(
-            side(structure, d, power) for structure, d in zip(structures(choice, shape), sizes(shape), strict=True)
+            side(structure, d, power, dtype, p.device)
+            for structure, d in zip(structures(choice, shape), sizes(shape), strict=True)
         )
     except (ValueError, TypeError) as error:
         raise ValueError(f"{what}: {error}") from error
 
 
-def gradient(p: Tensor, index: int) -> None:
-    if p.grad is not None and p.grad.layout != torch.strided:
-        raise ValueError(
-            f"parameter {index} of its group, of shape {check.shape(p.shape)}, has a sparse gradient; make it dense, "
-            "as nn.Embedding(..., sparse=False) does, or give this parameter to torch.optim.SparseAdam"
-        )
+def gradients(groups: Sequence[dict[str, Any]]) -> None:
+    """None of them sparse: looked for before any parameter moves."""
+    for i, p in enumerate(p for group in groups for p in group["params"]):
+        if p.grad is not None and p.grad.layout != torch.strided:
+            raise ValueError(
+                f"parameter {i} of shape {check.shape(p.shape)} has a sparse gradient; make it dense, as "
+                "nn.Embedding(..., sparse=False) does, or give this parameter to torch.optim.SparseAdam"
+            )

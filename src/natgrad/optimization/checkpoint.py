@@ -5,12 +5,14 @@ Factors and momentum are float32 beside parameters of any lower precision, float
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from natgrad.optimization import arguments
 
 
 def state_dtype(p: Tensor) -> torch.dtype:
@@ -18,21 +20,57 @@ def state_dtype(p: Tensor) -> torch.dtype:
 
 
 def checked(
-    state_dict: dict[str, Any], groups: Sequence[dict[str, Any]], structures: Sequence[list[str]]
+    state_dict: dict[str, Any],
+    groups: Sequence[dict[str, Any]],
+    structures: Sequence[list[str]],
+    shapes: Callable[[Tensor, dict[str, Any]], dict[str, torch.Size]],
 ) -> dict[str, Any]:
-    """The state with this optimizer's own structures in its groups, if they are those it was saved with."""
+    """The state with this optimizer's own structures in its groups, if it is one of theirs, whole and of the shapes."""
+    if not {"state", "param_groups"} <= set(state_dict):
+        raise ValueError(f"this is no state of an optimizer: it holds {', '.join(map(str, state_dict)) or 'nothing'}")
     saved = state_dict["param_groups"]
-    index = 0
-    for theirs, ours in zip(saved, structures, strict=False):  # torch itself tells if there are more groups
-        for was, now in zip(theirs["structure"], ours, strict=False):
-            if was != now:
+    if [len(was["params"]) for was in saved] != [len(now["params"]) for now in groups]:
+        raise ValueError(
+            f"the saved state has groups of {[len(was['params']) for was in saved]} parameters, this optimizer of "
+            f"{[len(now['params']) for now in groups]}"
+        )
+    index, new = 0, []
+    for was, now, described in zip(saved, groups, structures, strict=True):
+        missing = [name for name in now if name not in was and name != "param_names"]
+        if missing or not isinstance(was["structure"], list) or len(was["structure"]) != len(described):
+            raise ValueError(
+                f"the saved state is none of NGD's: its groups lack {', '.join(missing) or 'structures'}; load it with "
+                "the optimizer that saved it"
+            )
+        try:
+            arguments.options(was)
+        except ValueError as error:
+            raise ValueError(f"in the saved state {error}") from error
+        adopted = {**was, "structure": now["structure"]}
+        for i, p, theirs, ours in zip(was["params"], now["params"], was["structure"], described, strict=True):
+            if theirs != ours:
                 raise ValueError(
-                    f"parameter {index} was saved with structure {was} and has {now} here: factors of one group do not "
-                    "fit another. Make the optimizer with the structure that was saved"
+                    f"parameter {index} was saved with structure {theirs} and has {ours} here: factors of one group do "
+                    "not fit another. Make the optimizer with the structure that was saved"
                 )
+            _fits(state_dict["state"].get(i, {}), shapes(p, adopted), was["momentum"] > 0, index)
             index += 1
-    adopted = [{**was, "structure": group["structure"]} for was, group in zip(saved, groups, strict=False)]
-    return {**state_dict, "param_groups": adopted + saved[len(adopted) :]}
+        new.append(adopted)
+    return {**state_dict, "param_groups": new}
+
+
+def _fits(state: dict[str, Any], shapes: dict[str, torch.Size], momentum: bool, index: int) -> None:
+    """Nothing, as before the first step, or all of it."""
+    found = {name: t.shape if isinstance(t, Tensor) else type(t).__name__ for name, t in state.items()}
+    needed = {name: shape for name, shape in shapes.items() if momentum or name != "momentum" or name in found}
+    if state and found != needed:
+        wrong = sorted(name for name in {*found, *needed} if found.get(name) != needed.get(name))
+        raise ValueError(
+            f"the saved state does not fit parameter {index}: "
+            + "; ".join(
+                f"{name} should be {needed.get(name, 'absent')} and is {found.get(name, 'absent')}" for name in wrong
+            )
+        )
 
 
 def restore(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,9 +15,12 @@ from torch.optim import Optimizer
 from natgrad.groups import Lower, check
 from natgrad.optimization import arguments, checkpoint, report, update
 from natgrad.optimization.shapes import Blocks, Choice, matrix, sizes
-from natgrad.optimization.sides import Factor, Side
+from natgrad.optimization.sides import Factor, Side, Tensors
 
-foreach_copy, foreach_mul, foreach_sub = (getattr(torch, f"_foreach_{name}_") for name in ("copy", "mul", "sub"))
+# torch.optim's own tools, in spite of their names
+foreach_add, foreach_copy, foreach_mul, foreach_sub = (
+    getattr(torch, f"_foreach_{name}_") for name in ("add", "copy", "mul", "sub")
+)
 
 INPUTS = 256  # a weight of so many inputs is moved by lr, as the root mean square
 BETA = 0.4  # the step of S at half power
@@ -108,6 +112,8 @@ class NGD(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         given = param_group["params"]
+        if isinstance(given, set):
+            raise TypeError("parameters must come in an order that is the same in every run, got a set; give a list")
         given = [given] if isinstance(given, Tensor) else list(given)
         seen = [p for group in self.param_groups for p in group["params"]]
         group = {**self.defaults, **param_group}
@@ -122,21 +128,34 @@ class NGD(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        arguments.gradients(self.param_groups)
         for group in self.param_groups:
             due = self._due(group)
             rows = self._rows(group)
-            signs = self._signs(rows) if due and group["power"] == 0.5 else None
+            signs = self._signs(rows, group) if due and group["power"] == 0.5 else None
             for row in rows:
-                self._step_row(row, group, due, signs)
+                kind = row[0].device.type
+                with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+                    self._step_row(row, group, due, signs)
         return loss
 
+    @torch.no_grad()
     def diagnostics(self) -> list[dict[str, Any]]:
-        """For each parameter: its shape, structures, steps taken and skipped, the condition of S and its last step."""
-        return [
-            report.diagnosis(p, self.state.get(p, {}), self._sides_of(p, group))
-            for group in self.param_groups
-            for p in group["params"]
-        ]
+        """For each parameter: its shape, structures, steps taken and skipped, bytes, and for each side the condition
+        of S and the relative size of the step that S takes with the present momentum (or gradient, without momentum).
+        """
+        found = []
+        for group in self.param_groups:
+            for p in group["params"]:
+                state, sides = self.state.get(p, {}), self._sides_of(p, group)
+                row = report.diagnosis(p, state, sides)
+                U = state.get("momentum", p.grad)
+                if state and U is not None:
+                    U, stored = _matrix_of(U)[None], self._stored([p], group)[1]
+                    moved = self._move([p], group, U, U, update.rms(U) > 0, stored, True, self._signs([[p]], group))
+                    row |= report.condition_and_step(sides, stored, moved.sides)
+                found.append(row)
+        return found
 
     def memory(self) -> list[int]:
         """The bytes of state by parameter, in the order of `param_groups`. Nothing before the first step."""
@@ -150,7 +169,8 @@ class NGD(Optimizer):
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        state_dict = checkpoint.checked(state_dict, self.param_groups, [self._described(g) for g in self.param_groups])
+        described = [self._described(group) for group in self.param_groups]
+        state_dict = checkpoint.checked(state_dict, self.param_groups, described, self._shapes)
         super().load_state_dict(state_dict)
         checkpoint.restore(self, state_dict)  # torch has cast all state to the dtypes of the parameters
 
@@ -161,10 +181,20 @@ class NGD(Optimizer):
     def _described(self, group: dict[str, Any]) -> list[str]:
         return [" x ".join(repr(side.structure) for side in self._sides_of(p, group)) for p in group["params"]]
 
+    def _shapes(self, p: Tensor, group: dict[str, Any]) -> dict[str, torch.Size]:
+        """Of all that the state of a parameter may hold."""
+        found = {"step": torch.Size(), "skipped": torch.Size(), "momentum": torch.Size(matrix(p.shape))}
+        for side, name in zip(self._sides_of(p, group), SIDES, strict=False):
+            found |= {f"{name}_{i}": shape for i, shape in enumerate(side.shapes)}
+        return found
+
     def _sides_of(self, p: Tensor, group: dict[str, Any], what: str = "a parameter") -> tuple[Side, ...]:
-        key = (p.shape, group["structure"], group["power"])
+        choice, power, dtype = group["structure"], group["power"], checkpoint.state_dtype(p)
+        if isinstance(choice, list):  # not hashable, and not a pair
+            return arguments.sides(p, choice, power, dtype, what)
+        key = (p.shape, choice, power, dtype, p.device)
         if key not in self._sides:
-            self._sides[key] = arguments.sides(p, group["structure"], group["power"], what)
+            self._sides[key] = arguments.sides(p, choice, power, dtype, what)
         return self._sides[key]
 
     def _due(self, group: dict[str, Any]) -> bool:
@@ -177,9 +207,8 @@ class NGD(Optimizer):
     def _rows(self, group: dict[str, Any]) -> list[list[Tensor]]:
         """The parameters that have a gradient, those alike in one row."""
         rows: dict[Any, list[Tensor]] = defaultdict(list)
-        for i, p in enumerate(group["params"]):
-            if p.grad is not None:
-                arguments.gradient(p, i)
+        for p in group["params"]:
+            if p.grad is not None and p.numel():
                 self._start(p, group)
                 rows[p.shape, p.dtype, p.device].append(p)
         return list(rows.values())
@@ -187,72 +216,95 @@ class NGD(Optimizer):
     def _start(self, p: Tensor, group: dict[str, Any]) -> None:
         state, dtype = self.state[p], checkpoint.state_dtype(p)
         if "step" not in state:
-            sides = self._sides_of(p, group)
             for name in ("step", "skipped"):
                 state[name] = torch.zeros((), dtype=torch.float32, device=p.device)
-            state["norms"] = torch.zeros(len(sides), dtype=dtype, device=p.device)
-            for side, name in zip(sides, SIDES, strict=False):
+            for side, name in zip(self._sides_of(p, group), SIDES, strict=False):
                 for i, t in enumerate(side.start(dtype, p.device)):
                     state[f"{name}_{i}"] = t
         if group["momentum"] and "momentum" not in state:
             state["momentum"] = torch.zeros(matrix(p.shape), dtype=dtype, device=p.device)
 
-    def _signs(self, rows: list[list[Tensor]]) -> Tensor | None:
-        """The same signs for all parameters: enough for the longest side, at the step of the first."""
+    def _signs(self, rows: list[list[Tensor]], group: dict[str, Any]) -> Tensor | None:
+        """The same signs for all parameters: enough for the longest side, others at every move of S."""
         if not rows:
             return None
         longest = max(max(matrix(row[0].shape)) for row in rows)
-        return update.signs(self.state[rows[0][0]]["step"], longest)
+        device = rows[0][0].device
+        steps = [self.state[p]["step"] for row in rows for p in row if p.device == device]
+        return update.signs(torch.stack(steps).max() // group["update_every"], longest)
 
     def _step_row(self, row: list[Tensor], group: dict[str, Any], due: bool, signs: Tensor | None) -> None:
-        sides, states = self._sides_of(row[0], group), [self.state[p] for p in row]
-        shape, dtype = matrix(row[0].shape), checkpoint.state_dtype(row[0])
-        lr, decay, mu, half = group["lr"], group["weight_decay"], group["momentum"], group["power"] == 0.5
-        beta = group["beta"] if group["beta"] is not None else BETA if half else lr
-
-        def stacked(name: str) -> Tensor:
-            return _stack([state[name] for state in states])
-
-        names = [[key for key in states[0] if key.startswith(f"{name}_")] for name in SIDES[: len(sides)]]
-        stored = [[stacked(name) for name in side] for side in names]
-        G = _stack([p.grad.reshape(shape).to(dtype) for p in row])  # pyright: ignore[reportOptionalMemberAccess]
+        states, shape = [self.state[p] for p in row], matrix(row[0].shape)
+        lr, decay, mu = group["lr"], group["weight_decay"], group["momentum"]
+        G = _stack([_matrix_of(p.grad) for p in row])
         size = update.rms(G)
         good = torch.isfinite(size) & (size > 0)
         G = torch.nan_to_num(-G if group["maximize"] else G, 0.0, 0.0, 0.0)
-        new, U = {}, G
+        old = [state["momentum"] for state in states] if mu else []
+        U = torch.lerp(G, _stack(old), mu**2) if mu else G  # Nesterov's: (1 - mu) g + mu m, m = mu old + (1 - mu) g
+        names, stored = self._stored(row, group)
+        moved = self._move(row, group, U, G, good, stored, due, signs)
         if mu:
-            m = stacked("momentum").lerp_(G, update.beside((1 - mu) * good, G))
+            m = _stack(old).lerp_(G, update.beside((1 - mu) * moved.good.to(G.dtype), G))
             if len(row) > 1:  # else it was the state itself
-                new["momentum"] = m
-            U = torch.lerp(G, m, mu)
-        step = stacked("step")
-        common = {"fresh": step == 0, "good": good, "beta": beta, "gamma": group["gamma"]}
-        if half:
-            moved = update.half_power(U, sides, stored, signs=signs, damping=group["damping"], **common)
-            rate = lr * (INPUTS / shape[1]) ** 0.5 if len(sides) == 2 else lr
-        else:
+                foreach_copy(old, list(m.unbind()))
+        if due:
+            for keys, tensors in zip(names, moved.sides, strict=True):
+                for key, t in zip(keys, tensors, strict=True):
+                    foreach_copy([state[key] for state in states], list(t.unbind()))
+        steps = [state["step"] for state in states]
+        counted = moved.good if due else moved.good & (_stack(steps) > 0)  # fresh until S has moved
+        foreach_add(steps, list(counted.unbind()))
+        foreach_add([state["skipped"] for state in states], list((~moved.good).unbind()))
+        rate = lr
+        if group["power"] == 0.5:
+            rate = lr * (INPUTS / shape[1]) ** 0.5 if len(names) == 2 else lr
             if decay:
-                U = U + decay * _stack([p.reshape(shape).to(dtype) for p in row])
-            common |= {"due": due, "delta": group["damping"] + decay, "samples": group["samples"]}
-            factors = [side for side in sides if isinstance(side, Factor)]  # all of them at this power
-            moved = update.full_power(U, G, factors, stored, **common)
-            rate = lr
-        new |= {"step": step + moved.good, "skipped": stacked("skipped") + ~moved.good}
-        if moved.norms is not None:
-            new["norms"] = moved.norms
-        for keys, tensors in zip(names, moved.sides, strict=True):
-            new |= dict(zip(keys, tensors, strict=True))
-        for name, t in new.items():
-            foreach_copy([state[name] for state in states], list(t.unbind()))
-        if half and decay:
-            foreach_mul(row, list((1 - lr * decay * moved.good).to(row[0].dtype).unbind()))
-        steps = moved.D.mul_(update.beside(rate * moved.c, moved.D)).to(row[0].dtype)
-        foreach_sub(row, [d.reshape(p.shape) for d, p in zip(steps.unbind(), row, strict=True)])
+                foreach_mul(row, list((1 - lr * decay * moved.good.to(G.dtype)).to(row[0].dtype).unbind()))
+        moves = moved.D.mul_(update.beside(rate * moved.c, moved.D)).to(row[0].dtype)
+        foreach_sub(row, [d.reshape(p.shape) for d, p in zip(moves.unbind(), row, strict=True)])
+
+    def _stored(self, row: list[Tensor], group: dict[str, Any]) -> tuple[list[list[str]], list[Tensors]]:
+        """The names in the state of what each side has stored, and the tensors themselves in one row."""
+        sides, states = self._sides_of(row[0], group), [self.state[p] for p in row]
+        names = [[key for key in states[0] if key.startswith(f"{name}_")] for name in SIDES[: len(sides)]]
+        return names, [[_stack([state[key] for state in states]) for key in keys] for keys in names]
+
+    def _move(
+        self,
+        row: list[Tensor],
+        group: dict[str, Any],
+        U: Tensor,
+        G: Tensor,
+        good: Tensor,
+        stored: list[Tensors],
+        due: bool,
+        signs: Tensor | None,
+    ) -> update.Moved:
+        sides = self._sides_of(row[0], group)
+        fresh = _stack([self.state[p]["step"] for p in row]) == 0
+        common = {"fresh": fresh, "good": good, "gamma": group["gamma"]}
+        if group["power"] == 0.5:
+            beta = BETA if group["beta"] is None else group["beta"]
+            return update.half_power(U, sides, stored, signs=signs, beta=beta, damping=group["damping"], **common)
+        decay = group["weight_decay"]
+        if decay:
+            U = U + decay * _stack([_matrix_of(p) for p in row])
+        factors = [side for side in sides if isinstance(side, Factor)]  # all of them at this power
+        beta = group["lr"] if group["beta"] is None else group["beta"]
+        common |= {"beta": beta, "due": due, "delta": group["damping"] + decay, "samples": group["samples"]}
+        return update.full_power(U, G, factors, stored, **common)
 
 
 def tri_low(shape: tuple[int, ...], k: int) -> Lower | tuple[Lower, Lower]:
     found = tuple(Lower(min(k, d)) for d in sizes(shape))
     return found if len(found) == 2 else Lower(0)
+
+
+def _matrix_of(x: Tensor | None) -> Tensor:
+    """A parameter or its gradient as a matrix, in the dtype of the state."""
+    assert x is not None
+    return x.detach().reshape(matrix(x.shape)).to(checkpoint.state_dtype(x))
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:

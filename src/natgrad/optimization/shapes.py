@@ -61,7 +61,7 @@ def structures(choice: object, shape: tuple[int, ...]) -> tuple[Structure, ...]:
     """One structure for each side of a parameter of this shape."""
     vector = len(shape) < 2
     given: Any = choice
-    if callable(choice) and not isinstance(choice, Structure):
+    if callable(choice) and not isinstance(choice, Structure | type):
         given = choice(shape)
     elif vector:
         given = Diagonal()

@@ -9,7 +9,6 @@ third order in M. All functions are pure, on blocks of vectors X of shape (L, d,
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -31,6 +30,11 @@ class Side(ABC):
     def start(self, dtype: torch.dtype, device: torch.device) -> Tensors:
         """S = I, without the leading L."""
 
+    @property
+    @abstractmethod
+    def shapes(self) -> list[torch.Size]:
+        """Of what `start` returns."""
+
     @abstractmethod
     def covariance(self, stored: Tensors, X: Tensor) -> Tensor:
         """S^-1 X, (L, d, r)."""
@@ -41,13 +45,13 @@ class Side(ABC):
 
     @abstractmethod
     def scale(self, stored: Tensors) -> Tensor:
-        """The logarithm of the size of S^-1, (L,): some mean of its eigenvalues."""
+        """The size of S^-1, (L,): some mean of its eigenvalues."""
 
     @abstractmethod
     def follow(
         self, stored: Tensors, X: Tensor, v: Tensor, w: Tensor, unit: Tensor, beta: Tensor, gamma: float, c: Tensor
-    ) -> tuple[Tensors, Tensor]:
-        """S <- h S h^T / c with h = h(b P(unit E - gamma I)), E = w X X^T + v v^T, and the size of the step, (L,).
+    ) -> Tensors:
+        """S <- h S h^T / c with h = h(b P(unit E - gamma I)), E = w X X^T + v v^T.
 
         b = beta / max(1, unit ||E||): far from the fixed point the step is bounded. E has the size of one, `unit` that
         of the statistics, so that no square overflows. X (L, d, r), v (L, d, 1), all others (L,).
@@ -63,6 +67,10 @@ class Product(Side):
     def start(self, dtype: torch.dtype, device: torch.device) -> Tensors:
         return [torch.eye(self.s, dtype=dtype, device=device).repeat(self.d // self.s, 1, 1)]  # (n, s, s)
 
+    @property
+    def shapes(self) -> list[torch.Size]:
+        return [torch.Size((self.d // self.s, self.s, self.s))]
+
     def covariance(self, stored: Tensors, X: Tensor) -> Tensor:
         (P,) = stored
         if self.s == self.d:
@@ -74,22 +82,20 @@ class Product(Side):
         return float(values.max() / values.min())
 
     def scale(self, stored: Tensors) -> Tensor:
-        return stored[0].diagonal(dim1=-2, dim2=-1).mean((-2, -1)).log()
+        return stored[0].diagonal(dim1=-2, dim2=-1).mean((-2, -1))
 
     def follow(
         self, stored: Tensors, X: Tensor, v: Tensor, w: Tensor, unit: Tensor, beta: Tensor, gamma: float, c: Tensor
-    ) -> tuple[Tensors, Tensor]:
+    ) -> Tensors:
         """P <- c H P H, with a step of its own for each block."""
         (P,) = stored
         X, v = X.unflatten(1, (-1, self.s)), v.unflatten(1, (-1, self.s))  # (L, n, s, r), (L, n, s, 1)
         w, c = w[:, None, None, None], c[:, None, None, None]
         if X.shape[-1] < 0.6 * self.s:  # r x r matrices are the cheaper ones
             A = torch.cat([X * w.sqrt(), v], -1)
-            P, size = _move_thin(P, A, _Step(unit, beta, gamma), c)
-        else:
-            E = torch.addcmul(w * _times(X, X.mT), v, v.mT)
-            P, size = _move(P, E, _Step(unit, beta, gamma), c)
-        return [P], size.amax((1, 2, 3))
+            return [_move_thin(P, A, _Step(unit, beta, gamma), c)]
+        E = torch.addcmul(w * _times(X, X.mT), v, v.mT)
+        return [_move(P, E, _Step(unit, beta, gamma), c)]
 
 
 @dataclass(frozen=True)
@@ -98,8 +104,8 @@ class _Step:
     beta: Tensor
     gamma: float
 
-    def coefficients(self, E2: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """h(-b (unit E - gamma I)) = a0 I - a1 E + a2 E^2, and the size of the step, b unit ||E||.
+    def coefficients(self, E2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """h(-b (unit E - gamma I)) = a0 I - a1 E + a2 E^2.
 
         E^2 bounds the largest eigenvalue of E: || E^2 ||_F^(1/2), at most s^(1/4) times it.
         """
@@ -107,44 +113,50 @@ class _Step:
         largest = unit * torch.linalg.vector_norm(E2, dim=(-2, -1), keepdim=True).sqrt()
         b = beta / largest.clamp(min=1.0)
         u, b1 = b * self.gamma, b * unit
-        return 1 + u + u**2 / 2, b1 * (1 + u), b1**2 / 2, b * largest
+        return 1 + u + u**2 / 2, b1 * (1 + u), b1**2 / 2
 
 
-def _move(P: Tensor, E: Tensor, step: _Step, c: Tensor) -> tuple[Tensor, Tensor]:
-    """c H P H for E (L, n, s, s), and the size of the step."""
+def _move(P: Tensor, E: Tensor, step: _Step, c: Tensor) -> Tensor:
+    """c H P H for E (L, n, s, s)."""
     E2 = _times(E, E)
-    a0, a1, a2, size = step.coefficients(E2)
+    a0, a1, a2 = step.coefficients(E2)
     H = torch.addcmul(a2 * E2, a1, E, value=-1)
     H.diagonal(dim1=-2, dim2=-1).add_(a0.squeeze(-1))
     P = _times(_times(H, P), H)
-    return (c / 2) * (P + P.mT), size
+    return (c / 2) * (P + P.mT)
 
 
-def _move_thin(P: Tensor, A: Tensor, step: _Step, c: Tensor) -> tuple[Tensor, Tensor]:
+def _move_thin(P: Tensor, A: Tensor, step: _Step, c: Tensor) -> Tensor:
     """The same for E = A A^T, A (L, n, s, r), by matrices of r x s.
 
     A^T A has the eigenvalues of E but for zeros, H = a0 I - A R A^T with R = a1 I - a2 A^T A, and with Y = A^T P
     H P H = a0^2 P - A Q - (A Q)^T where Q = R (a0 Y - Y A R A^T / 2).
     """
     W = A.mT @ A
-    a0, a1, a2, size = step.coefficients(W @ W)
+    a0, a1, a2 = step.coefficients(W @ W)
     R = -a2 * W
     R.diagonal(dim1=-2, dim2=-1).add_(a1.squeeze(-1))
     Y = A.mT @ P
     AQ = A @ (R @ torch.sub(c * a0 * Y, (Y @ A) @ (R @ A.mT) * c, alpha=0.5))
-    return (c * a0**2) * P - (AQ + AQ.mT), size
+    return (c * a0**2) * P - (AQ + AQ.mT)
 
 
 @dataclass(frozen=True)
 class Factor(Side):
     """B in its group, in a row of L elements."""
 
+    identity: Element
+
     def start(self, dtype: torch.dtype, device: torch.device) -> Tensors:
-        return self.structure.identity(self.d, dtype=dtype, device=device).tensors()
+        return [t.to(device, dtype, copy=True) for t in self.identity.tensors()]
+
+    @property
+    def shapes(self) -> list[torch.Size]:
+        return [t.shape for t in self.identity.tensors()]
 
     def element(self, stored: Tensors) -> Element:
         waiting = iter(stored)
-        return _template(self.structure, self.d, stored[0].dtype, stored[0].device).map(lambda _: next(waiting))
+        return self.identity.map(lambda _: next(waiting))
 
     def covariance(self, stored: Tensors, X: Tensor) -> Tensor:
         return self.element(stored).covariance(X)
@@ -153,17 +165,17 @@ class Factor(Side):
         return float(torch.linalg.cond(self.element(stored).dense())) ** 2
 
     def scale(self, stored: Tensors) -> Tensor:
-        return self.element(stored).logdet() * (-2 / self.d)
+        return (self.element(stored).logdet() * (-2 / self.d)).exp()
 
     def follow(
         self, stored: Tensors, X: Tensor, v: Tensor, w: Tensor, unit: Tensor, beta: Tensor, gamma: float, c: Tensor
-    ) -> tuple[Tensors, Tensor]:
+    ) -> Tensors:
         B = self.element(stored)
         A = torch.cat([X * w.sqrt()[:, None, None], v], -1)
         M = B.project(A, A).shift(-gamma / unit)
         M = M * (beta / _norm(M).clamp(min=1 / unit))
         new = (M.h() @ B).map(lambda t: t * beside(c.rsqrt(), t))
-        return new.tensors(), _norm(M)
+        return new.tensors()
 
     def whiten(self, stored: Tensors, X: Tensor, transpose: bool = False) -> Tensor:
         """B^-1 X, or B^-T X."""
@@ -176,27 +188,21 @@ class Factor(Side):
         # `pull` would look for NaN in every product, and so wait for the device
         return B._pull(lambda V: V, ones)  # pyright: ignore[reportArgumentType]
 
-    def follow_paper(
-        self, stored: Tensors, A: Tensor, ridge: Tangent, beta: float | Tensor, gamma: float
-    ) -> tuple[Tensors, Tensor]:
-        """B <- B h(beta/2 P(A A^T + ridge - gamma I)), and the size of the step, (L,)."""
+    def follow_paper(self, stored: Tensors, A: Tensor, ridge: Tangent, beta: float | Tensor, gamma: float) -> Tensors:
+        """B <- B h(beta/2 P(A A^T + ridge - gamma I))."""
         B = self.element(stored)
         M = (B.project(A, A) + ridge).shift(-gamma) * (beta / 2)
-        return B.retract(M).tensors(), _norm(M)
+        return B.retract(M).tensors()
 
 
-def side(structure: Structure, d: int, power: float) -> Side:
+def side(structure: Structure, d: int, power: float, dtype: torch.dtype, device: torch.device) -> Side:
     size = {Dense: d, Diagonal: 1}.get(type(structure))
     if isinstance(structure, BlockDiagonal):
         size = structure.size
-    structure.identity(d, device="meta") if size else _template(structure, d, torch.float32, torch.device("cpu"))
-    return Product(structure, d, size) if size and power == 0.5 else Factor(structure, d)
-
-
-@functools.lru_cache(maxsize=256)
-def _template(structure: Structure, d: int, dtype: torch.dtype, device: torch.device) -> Element:
-    """An element whose tensors are exchanged for those stored."""
-    return structure.identity(d, dtype=dtype, device=device)
+    if size and power == 0.5:
+        structure.identity(d, device="meta")  # where it does not fit it says so
+        return Product(structure, d, size)
+    return Factor(structure, d, structure.identity(d, dtype=dtype, device=device))
 
 
 def _times(A: Tensor, B: Tensor) -> Tensor:

@@ -37,9 +37,8 @@ class Moved:
 
     D: Tensor  # (L, out, in): the direction, up to
     c: Scales  # its factor: the direction is c D
-    good: Scales  # whether it may be taken; where not, D is zero and all else as it was
+    good: Scales  # whether it may be taken; where not, D is finite and all else as it was
     sides: list[Tensors]
-    norms: Tensor | None  # (L, sides): the sizes of the steps of S, if it moved
 
 
 def half_power(
@@ -56,9 +55,9 @@ def half_power(
 ) -> Moved:
     """The direction, of root mean square at most one, and both sides after it if there are `signs`.
 
-    At a fresh start S is scaled so that D has the size 1 at once. `damping` is the size of a virtual gradient z of
-    random signs beside the real one, in units of U's root mean square: as E[z z^T] = I, S^2 follows
-    E[u u^T] + damping^2 I. This step's z for a side are the first of `signs`.
+    At a fresh start S is scaled so that D has the size one at once.
+    `damping` is the size of a virtual gradient z of random signs beside the real one, in units of U's root mean square:
+    as E[z z^T] = I, S^2 follows E[u u^T] + damping^2 I. This step's z for a side are the first of `signs`.
     """
     size = rms(U)
     D = U
@@ -68,27 +67,26 @@ def half_power(
     good = good & torch.isfinite(length) & (size > 0)
     D = torch.nan_to_num_(D, 0.0, 0.0, 0.0)
     c = torch.where(fresh & good, 1 / size, 1.0)  # what S^-1 is to be multiplied by
-    direction = c / (c * length).clamp(min=1.0)
+    longer = (c * length).clamp(min=1.0)
+    direction = torch.where(good, c / longer, 0.0)
     if signs is None:
-        return Moved(D, direction, good, [list(t) for t in stored], None)
+        return Moved(D, direction, good, [list(t) for t in stored])
 
-    part = c ** (1 / len(sides))  # each side's
-    probes = [
-        side.covariance(t, signs[: side.d, None].expand(len(D), -1, 1)) for side, t in zip(sides, stored, strict=True)
-    ]
-    scales = torch.stack([side.scale(t) for side, t in zip(sides, stored, strict=True)])
-    parts = torch.where(good, part * (scales.mean(0) - scales).exp(), 1.0)  # and both carry equal parts of the scale
-    unit = (c * length).square().clamp(min=1.0)  # the size of D D^T / in and of D^T D / out, in the mean
-    strength = torch.where(good, damping * size * c / unit.sqrt(), 0.0)
-    beta = torch.where(good, beta, 0.0)
-    new, norms = [], []
+    z = signs.to(D)[:, None].expand(len(D), -1, 1)
+    probes = [side.covariance(tensors, z[:, : side.d]) for side, tensors in zip(sides, stored, strict=True)]
+    scales = [side.scale(tensors) for side, tensors in zip(sides, stored, strict=True)]
+    mean = _product(scales, torch.ones_like(size)) ** (1 / len(sides))
+    unit = longer.square()  # the size of D D^T / in and of D^T D / out, in the mean
+    strength = damping * size * c / longer
+    part = c ** (1 / len(sides))  # of c, each side's
+    beta = beta * good.to(D.dtype)
+    new = []
     for axis, (side, tensors) in enumerate(zip(sides, stored, strict=True)):
         v = probes[axis] * beside(_product([rms(y) for y in probes[:axis] + probes[axis + 1 :]], strength), D)
         w = c**2 * (side.d / D[0].numel()) / unit
-        after, norm = side.follow(tensors, _turn(D, axis), v, w, unit, beta, gamma, parts[axis])
-        new.append(after)
-        norms.append(norm)
-    return Moved(D, direction, good, new, torch.stack(norms, -1))
+        balanced = torch.where(good, part * mean / scales[axis], 1.0)  # both sides carry equal parts of the scale
+        new.append(_only(good, side.follow(tensors, _turn(D, axis), v, w, unit, beta, gamma, balanced), tensors))
+    return Moved(D, direction, good, new)
 
 
 def full_power(
@@ -105,9 +103,9 @@ def full_power(
     delta: float,
     samples: float,
 ) -> Moved:
-    """D from U, and if due both factors after G. At a fresh start S is such that the mean of N is zero."""
-    s = torch.where(fresh, ((samples * rms(G) ** 2 + delta) / gamma) ** (1 / (2 * len(sides))), 1.0)
-    s = torch.where(good & (s > 0), s, 1.0)
+    """D from U, and if due both factors after G. At a fresh start S is scaled so that the mean of N is zero."""
+    s = ((samples * rms(G) ** 2 + delta) / gamma) ** (1 / (2 * len(sides)))
+    s = torch.where(fresh & good, s, 1.0)
     scaled = [[t * beside(s, t) for t in tensors] for tensors in stored]
 
     def whitened(X: Tensor, transpose: bool = False) -> Tensor:
@@ -117,24 +115,19 @@ def full_power(
 
     W = whitened(G)
     D = whitened(W if U is G else whitened(U), transpose=True)
-    good = good & torch.isfinite(D.flatten(1).sum(1))
-    D = torch.where(beside(good, D), D, 0.0)
+    good = good & torch.isfinite(rms(D)) & torch.isfinite(rms(W))
+    D, W = (torch.nan_to_num(X, 0.0, 0.0, 0.0) for X in (D, W))
     if not due:
-        return Moved(
-            D, torch.ones_like(s), good, [_only(good, a, b) for a, b in zip(scaled, stored, strict=True)], None
-        )
+        return Moved(D, good.to(D.dtype), good, [list(t) for t in stored])
 
-    W = torch.where(beside(good, W), W, 0.0)
     ridges = [side.ridge(tensors) for side, tensors in zip(sides, scaled, strict=True)]
-    new, norms = [], []
+    new = []
     for axis, (side, tensors) in enumerate(zip(sides, scaled, strict=True)):
         A = _turn(W, axis) * math.sqrt(samples * side.d / W[0].numel())
         means = [M.trace() / sides[other].d for other, M in enumerate(ridges) if other != axis]
-        ridge = ridges[axis] * (delta * _product(means, torch.ones_like(s)))
-        after, norm = side.follow_paper(tensors, A, ridge, beta, gamma)
-        new.append(_only(good, after, stored[axis]))
-        norms.append(norm)
-    return Moved(D, torch.ones_like(s), good, new, torch.stack(norms, -1))
+        ridge = ridges[axis] * _product(means, torch.full_like(rms(D), delta))
+        new.append(_only(good, side.follow_paper(tensors, A, ridge, beta, gamma), stored[axis]))
+    return Moved(D, good.to(D.dtype), good, new)
 
 
 def signs(t: Tensor, length: int) -> Tensor:
