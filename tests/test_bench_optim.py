@@ -26,7 +26,7 @@ from natgrad.benchmarks.optim.peers import METHODS
 from natgrad.benchmarks.optim.search import cost, grid, learning_rates, load
 from natgrad.benchmarks.optim.shampoo import Shampoo
 from natgrad.benchmarks.optim.soap import SOAP
-from natgrad.benchmarks.optim.tasks import TASKS, Task, cifar, read_cifar10
+from natgrad.benchmarks.optim.tasks import TASKS, Task, cifar, read_cifar10, shifted
 from natgrad.benchmarks.optim.training import Settings, schedule, train
 from natgrad.cli import main
 
@@ -236,7 +236,7 @@ def test_cifar_with_too_few_images(tmp_path):
 def test_batches_are_deterministic_and_cover_each_epoch_once(tasks, name):
     task = tasks[name]
     number = torch.arange(len(task.train[0]))
-    task = replace(task, train=(number, number), epochs=2)
+    task = replace(task, train=(number, number), epochs=2, augment=None)
     first, second, other = ([x for x, _ in task.batches(seed)] for seed in (3, 3, 4))
     assert len(first) == task.steps
     torch.testing.assert_close(torch.stack(first), torch.stack(second))
@@ -497,3 +497,14 @@ def test_the_command_is_cheap_to_import():
     heavy = "{'sklearn', 'matplotlib', 'heavyball', 'sirfshampoo'}"
     code = f"import sys, natgrad.benchmarks; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_shifted_digits_are_the_digits_moved():
+    images = torch.zeros(6, 64)
+    images[:, 27] = torch.arange(1.0, 7.0)  # one pixel, at (3, 3)
+    moved, target = shifted((images, images), torch.Generator().manual_seed(0))
+    assert moved is target
+    assert torch.equal(moved.sum(1), images.sum(1))
+    places = {divmod(int(i), 8) for i in moved.argmax(1)}
+    assert places <= {(i, j) for i in (2, 3, 4) for j in (2, 3, 4)}
+    assert len(places) > 1

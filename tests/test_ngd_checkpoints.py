@@ -96,11 +96,11 @@ def test_copies_go_on_alike(choice, power, copied):
 
 
 def test_state_dict_shows_plain_values_and_shares_no_structure():
-    _, opt = pair(structure=ng.Blocks(4))
+    _, opt = pair(structure=ng.Blocks(4, size=2))
     written = opt.state_dict()["param_groups"][0]["structure"]
     assert written[0] == "BlockDiagonal(size=2) x Dense()"
     assert written[3] == "Diagonal()"
-    assert opt.param_groups[0]["structure"] == ng.Blocks(4)
+    assert opt.param_groups[0]["structure"] == ng.Blocks(4, size=2)
 
 
 def test_a_loaded_state_is_a_copy():

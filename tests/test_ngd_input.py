@@ -126,10 +126,12 @@ def test_a_vector_has_one_side():
     assert ng.NGD([ones(3)], structure=lambda shape: ng.Lower(2)).diagnostics()[0]["structure"] == (ng.Lower(2),)
 
 
-@pytest.mark.parametrize("limit", [0, 1, -3])
+@pytest.mark.parametrize("limit", [0, -3])
 def test_blocks_need_a_size(limit):
-    with pytest.raises(ValueError, match=f"limit must be at least 2, got {limit}"):
+    with pytest.raises(ValueError, match=f"limit must be at least 1, got {limit}"):
         ng.Blocks(limit)
+    with pytest.raises(ValueError, match=f"size must be at least 1, got {limit}"):
+        ng.Blocks(size=limit)
     with pytest.raises(ValueError, match=r"limit must be a whole number, got 2\.5"):
         ng.Blocks(2.5)
 
@@ -161,7 +163,9 @@ def test_the_papers_method(options, message):
     ],
 )
 def test_blocks_are_the_largest_that_divide(d, side):
-    """Dense up to the limit, then equal blocks of at most half of it, and the diagonal for a large prime."""
-    assert ng.Blocks(8)((d, 3)) == (side, ng.Dense())
-    assert ng.Blocks(8)((d,)) == ng.Diagonal()
-    assert ng.Blocks(8)((3, d, 1, 1)) == (ng.Dense(), side)
+    """Dense up to the limit, then equal blocks of at most the size, and the diagonal for a large prime."""
+    blocks = ng.Blocks(8, size=4)
+    assert blocks((d, 3)) == (side, ng.Dense())
+    assert blocks((d,)) == ng.Diagonal()
+    assert blocks((3, d, 1, 1)) == (ng.Dense(), side)
+    assert ng.Blocks(4)((d, 3))[0] == (ng.BlockDiagonal(4) if d % 4 == 0 else side)  # no block beyond the limit

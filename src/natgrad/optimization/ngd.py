@@ -46,7 +46,7 @@ class NGD(Optimizer):
         momentum: of the gradient, Nesterov's.
         weight_decay: decoupled, as AdamW's. With power=1 the weight of an L2 term, its gradient and its curvature.
         structure: the groups of B_C and B_K, S = B B^T: a structure for both sides, a pair (out side, in side) or
-            `Kronecker`, or a function of the parameter's shape. By default `Blocks(288)`: dense up to 288, then blocks.
+            `Kronecker`, or a function of the parameter's shape. By default `Blocks()`: dense up to 288, then blocks.
         power: 0.5 as above, where S^2 follows E[u u^T]; 1 is the paper's rule, S follows samples E[g g^T] + damping.
         beta: the step of S: 0.4 unless given, for power=1 lr.
         gamma: the weight of the entropy in the paper's problem.

@@ -33,16 +33,18 @@ def matrix(shape: tuple[int, ...]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Dense sides up to `limit`; longer ones in equal dense blocks of the largest size up to `limit` / 2 that divides.
+    """Dense sides up to `limit`; longer ones in equal dense blocks, of the largest size up to `size` that divides.
 
-    A side without a divisor from limit / 16 on (a large prime) gets the diagonal group. A limit of 64 is the choice for
-    little memory.
+    A side without a divisor from size / 8 on (a large prime) gets the diagonal group. Blocks(64) is the choice for
+    little memory: no block is longer than `limit`.
     """
 
     limit: int = 288  # 32 channels of a 3 x 3 convolution
+    size: int = 96
 
     def __post_init__(self) -> None:
-        check.count(self.limit, "limit", least=2)
+        check.count(self.limit, "limit", least=1)
+        check.count(self.size, "size", least=1)
 
     def __call__(self, shape: tuple[int, ...]) -> Structure | Pair:
         if len(shape) < 2:
@@ -53,8 +55,9 @@ class Blocks:
     def side(self, d: int) -> Structure:
         if d <= self.limit:
             return Dense()
-        size = max(s for s in range(1, self.limit // 2 + 1) if d % s == 0)
-        return BlockDiagonal(size) if size > max(1, self.limit // 16) else Diagonal()
+        most = min(self.size, self.limit)
+        size = max(s for s in range(1, most + 1) if d % s == 0)
+        return BlockDiagonal(size) if size > max(1, most // 8) else Diagonal()
 
 
 def structures(choice: object, shape: tuple[int, ...]) -> tuple[Structure, ...]:

@@ -54,7 +54,8 @@ class Side(ABC):
         """S <- h S h^T / c with h = h(b P(unit E - gamma I)), E = w X X^T + v v^T.
 
         b = beta / max(1, unit ||E||): far from the fixed point the step is bounded. E has the size of one, `unit` that
-        of the statistics, so that no square overflows. X (L, d, r), v (L, d, 1), all others (L,).
+        of the statistics, so that no square overflows. Where beta, X and v are zero and c is one, no bit of S changes.
+        X (L, d, r), v (L, d, 1), all others (L,).
         """
 
 
@@ -175,7 +176,7 @@ class Factor(Side):
         M = B.project(A, A).shift(-gamma / unit)
         M = M * (beta / _norm(M).clamp(min=1 / unit))
         new = (M.h() @ B).map(lambda t: t * beside(c.rsqrt(), t))
-        return new.tensors()
+        return only(beta > 0, new.tensors(), stored)  # a product by FFT changes bits even where M is zero
 
     def whiten(self, stored: Tensors, X: Tensor, transpose: bool = False) -> Tensor:
         """B^-1 X, or B^-T X."""
@@ -203,6 +204,12 @@ def side(structure: Structure, d: int, power: float, dtype: torch.dtype, device:
         structure.identity(d, device="meta")  # where it does not fit it says so
         return Product(structure, d, size)
     return Factor(structure, d, structure.identity(d, dtype=dtype, device=device))
+
+
+def only(good: Tensor, new: Tensors, old: Tensors) -> Tensors:
+    """The new tensors of those of the L that are good, the old ones of the others."""
+    flags = [good.reshape(-1, *(1,) * (t.ndim - 1)) for t in new]
+    return [torch.where(flag, t, before) for flag, t, before in zip(flags, new, old, strict=True)]
 
 
 def _times(A: Tensor, B: Tensor) -> Tensor:

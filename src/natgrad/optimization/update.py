@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from natgrad.optimization.sides import Factor, Side, Tensors
+from natgrad.optimization.sides import Factor, Side, Tensors, only
 
 Scales = Tensor  # one number for each of the L, (L,)
 
@@ -65,7 +65,7 @@ def half_power(
         D = _turn(side.covariance(tensors, _turn(D, axis)), axis)
     length = rms(D)
     good = good & torch.isfinite(length) & (size > 0)
-    D = torch.nan_to_num_(D, 0.0, 0.0, 0.0)
+    D = torch.nan_to_num_(D.mul_(beside(good, D)), 0.0, 0.0, 0.0)
     c = torch.where(fresh & good, 1 / size, 1.0)  # what S^-1 is to be multiplied by
     longer = (c * length).clamp(min=1.0)
     direction = torch.where(good, c / longer, 0.0)
@@ -76,8 +76,8 @@ def half_power(
     probes = [side.covariance(tensors, z[:, : side.d]) for side, tensors in zip(sides, stored, strict=True)]
     scales = [side.scale(tensors) for side, tensors in zip(sides, stored, strict=True)]
     mean = _product(scales, torch.ones_like(size)) ** (1 / len(sides))
-    unit = longer.square()  # the size of D D^T / in and of D^T D / out, in the mean
-    strength = damping * size * c / longer
+    unit = torch.where(good, longer, 1.0).square()  # the size of D D^T / in and of D^T D / out, in the mean
+    strength = torch.where(good, damping * size * c / longer, 0.0)
     part = c ** (1 / len(sides))  # of c, each side's
     beta = beta * good.to(D.dtype)
     new = []
@@ -85,7 +85,7 @@ def half_power(
         v = probes[axis] * beside(_product([rms(y) for y in probes[:axis] + probes[axis + 1 :]], strength), D)
         w = c**2 * (side.d / D[0].numel()) / unit
         balanced = torch.where(good, part * mean / scales[axis], 1.0)  # both sides carry equal parts of the scale
-        new.append(_only(good, side.follow(tensors, _turn(D, axis), v, w, unit, beta, gamma, balanced), tensors))
+        new.append(side.follow(tensors, _turn(D, axis), v, w, unit, beta, gamma, balanced))
     return Moved(D, direction, good, new)
 
 
@@ -126,7 +126,7 @@ def full_power(
         A = _turn(W, axis) * math.sqrt(samples * side.d / W[0].numel())
         means = [M.trace() / sides[other].d for other, M in enumerate(ridges) if other != axis]
         ridge = ridges[axis] * _product(means, torch.full_like(rms(D), delta))
-        new.append(_only(good, side.follow_paper(tensors, A, ridge, beta, gamma), stored[axis]))
+        new.append(only(good, side.follow_paper(tensors, A, ridge, beta, gamma), stored[axis]))
     return Moved(D, good.to(D.dtype), good, new)
 
 
@@ -159,7 +159,3 @@ def _turn(X: Tensor, axis: int) -> Tensor:
 
 def _product(factors: Sequence[Tensor], one: Tensor) -> Tensor:
     return functools.reduce(operator.mul, factors, one)
-
-
-def _only(good: Scales, new: Tensors, old: Tensors) -> Tensors:
-    return [torch.where(beside(good, t), t, o) for t, o in zip(new, old, strict=True)]

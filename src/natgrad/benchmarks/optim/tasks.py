@@ -3,7 +3,7 @@
 cifar-short   CNN, the first 10,000 training images of CIFAR-10, 5 epochs: little data, seen often
 cifar-long    CNN, the first 45,056 training images once: what counts is optimisation
 text          GPT over the characters of the language reference that comes with Python
-digits        autoencoder of the 8 x 8 digits that come with scikit-learn
+digits        autoencoder of the 8 x 8 digits that come with scikit-learn, shifted by up to a pixel
 
 Settings are chosen by the validation data, which nobody trains on; the test data are for the runs with the settings
 chosen. CIFAR-10: the last 4,944 training images, and all 10,000 test images. Text: 80 %, 10 % and 10 % in order.
@@ -39,6 +39,7 @@ class Task:
     score: Callable[[Tensor, Tensor], Tensor]  # one number an example, to be averaged
     higher: bool  # whether a higher score is better
     score_name: str
+    augment: Callable[[Batch, torch.Generator], Batch] | None = None  # each batch, as it is trained on
 
     @property
     def steps(self) -> int:
@@ -51,7 +52,8 @@ class Task:
         for _ in range(self.epochs):
             order = torch.randperm(len(inputs), generator=generator).to(inputs.device)
             for chosen in order.split(self.batch_size)[: len(inputs) // self.batch_size]:
-                yield inputs[chosen], targets[chosen]
+                batch = inputs[chosen], targets[chosen]
+                yield self.augment(batch, generator) if self.augment else batch
 
     def evaluate(self, network: nn.Module, on: str) -> float:
         """The mean score on "validation" or "test"."""
@@ -161,7 +163,19 @@ def digits(device: torch.device) -> Task:
         score=squared_error,
         higher=False,
         score_name="squared error",
+        augment=shifted,
     )
+
+
+def shifted(batch: Batch, generator: torch.Generator) -> Batch:
+    """Images of 8 x 8, each moved by up to one pixel each way: 1,200 images as they are would be learned by heart."""
+    images, _ = batch
+    background = float(images.min())
+    padded = functional.pad(images.view(-1, 8, 8), (1, 1, 1, 1), value=background)
+    down, right = torch.randint(3, (2, len(images), 1), generator=generator).to(images.device)
+    i, n = torch.arange(8, device=images.device), torch.arange(len(images), device=images.device)
+    moved = padded[n[:, None, None], (down + i)[:, :, None], (right + i)[:, None, :]].flatten(1)
+    return moved, moved
 
 
 TASKS: dict[str, Callable[[Path, torch.device], Task]] = {  # of CIFAR-10's folder and the device
