@@ -91,14 +91,13 @@ def edited(change):
 
 ADAM = torch.optim.Adam(Zoo(kinds=KINDS).parameters()).state_dict()
 BROKEN = {
-    "no factor": lambda s: s["state"][0].pop("out_0"),
-    "no momentum": lambda s: s["state"][0].pop("momentum"),
+    "no factor": lambda s: s["state"][0].pop("out_P"),
     "no step": lambda s: s["state"][0].pop("step"),
-    "factor of another shape": lambda s: s["state"][0].update(out_0=torch.eye(3)[None]),
+    "factor of another shape": lambda s: s["state"][0].update(out_P=torch.eye(3)[None]),
     "momentum of another shape": lambda s: s["state"][0].update(momentum=torch.ones(3, 3)),
     "momentum that would broadcast": lambda s: s["state"][0].update(momentum=torch.ones(1, 4)),
     "unknown state": lambda s: s["state"][0].update(exp_avg=torch.ones(6, 4)),
-    "no tensor": lambda s: s["state"][0].update(out_0=3.0),
+    "no tensor": lambda s: s["state"][0].update(out_P=3.0),
     "bad option": lambda s: s["param_groups"][0].update(lr=-1.0),
     "no option": lambda s: s["param_groups"][0].pop("gamma"),
     "no structure": lambda s: s["param_groups"][0].pop("structure"),
@@ -155,3 +154,54 @@ def test_damping_reaches_all_directions_however_rarely_S_moves(every):
         p.grad = torch.ones(8, 8)
         opt.step()
     assert max(opt.diagnostics()[0]["condition"]) < 1e5
+
+
+@pytest.mark.parametrize("options", [{}, {"damping": 0.0}, {"power": 1, "structure": ng.Lower(1)}], ids=str)
+@pytest.mark.parametrize("first", [1e-20, 1.0])
+def test_no_gradient_leaves_a_state_that_is_not_finite(options, first):
+    """Not a tiny first one, not one that jumps by 1e12, not one that is always in one corner, without damping."""
+    p = nn.Parameter(torch.zeros(8, 8))
+    opt = ng.NGD([p], **options)
+    for t in range(400):
+        g = torch.randn(8, 8, generator=torch.Generator().manual_seed(t))
+        g = g * (first if t == 0 else 1e12 if t == 5 else 1.0)
+        p.grad = g if options != {"damping": 0.0} else torch.zeros(8, 8).index_fill(0, torch.tensor(0), 1.0)
+        opt.step()
+        assert all(bool(x.isfinite().all()) for x in [p.detach(), *opt.state[p].values()])
+    assert float(opt.state[p]["skipped"]) <= 1
+
+
+def test_decay_of_low_precision_is_not_rounded_by_itself():
+    """In bfloat16 the factor 1 - lr weight_decay alone would be 1, or twice as far from it."""
+    p, exact = nn.Parameter(torch.full((64, 64), 1.9, dtype=torch.bfloat16)), nn.Parameter(torch.full((64, 64), 1.9))
+    opts = [ng.NGD([q], lr=2e-2, weight_decay=0.9) for q in (p, exact)]
+    for t in range(20):
+        for q, opt in zip((p, exact), opts, strict=True):
+            q.grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(t)).to(q.dtype)
+            opt.step()
+    assert float(p.detach().float().mean()) == pytest.approx(float(exact.detach().mean()), rel=0.02)
+
+
+def test_structure_and_power_do_not_change_in_flight():
+    for change in ({"power": 1}, {"structure": ng.Lower(1)}, {"structure": ng.BlockDiagonal(2)}):
+        p = nn.Parameter(torch.ones(6, 6))
+        opt = ng.NGD([p], structure=ng.Dense())
+        p.grad = torch.ones(6, 6)
+        opt.step()
+        before = snapshot(opt)
+        opt.param_groups[0].update(change)
+        with pytest.raises(ValueError, match="neither may change"):
+            opt.step()
+        assert same_bits(snapshot(opt), before)
+
+
+def test_momentum_starts_anew_after_none():
+    """What was averaged before momentum was switched off is not mixed in later."""
+    p = nn.Parameter(torch.ones(6, 4))
+    opt = ng.NGD([p])
+    for momentum in (0.9, 0.0, 0.9):
+        opt.param_groups[0]["momentum"] = momentum
+        p.grad = torch.ones(6, 4)
+        opt.step()
+        assert ("momentum" in opt.state[p]) == (momentum > 0)
+    torch.testing.assert_close(opt.state[p]["momentum"], torch.full((6, 4), 0.1))

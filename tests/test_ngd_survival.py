@@ -146,7 +146,7 @@ def test_long_runs(choice):
     for p in opt.param_groups[0]["params"]:
         state = opt.state[p]
         sizes = []
-        for name in ("out_0", "in_0"):
+        for name in ("out_P", "in_P"):
             P = state[name]
             assert torch.equal(P, P.mT)
             assert float(torch.linalg.eigvalsh(P).min()) > 0

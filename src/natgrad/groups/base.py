@@ -14,7 +14,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -275,6 +275,14 @@ def unit_vectors(first: int, last: int, like: Stored) -> Tensor:
     E = torch.zeros(like.shape[-1], last - first, dtype=like.dtype, device=like.device)
     E.diagonal(-first).fill_(1.0)
     return E.expand(*like.batch, *E.shape)
+
+
+@overload
+def beside(c: Tensor, t: Tensor) -> Tensor: ...
+
+
+@overload
+def beside(c: float | Tensor, t: Tensor) -> float | Tensor: ...
 
 
 def beside(c: float | Tensor, t: Tensor) -> float | Tensor:

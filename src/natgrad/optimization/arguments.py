@@ -24,19 +24,21 @@ def options(group: dict[str, Any]) -> None:
     _between(group, "damping", 0, math.inf)
     _between(group, "samples", 0, math.inf, open_below=True)
     if group["power"] not in (0.5, 1):
-        raise ValueError(f"power must be 0.5 (S^2 follows E[g g^T]) or 1 (the paper's), got {_brief(group['power'])}")
+        raise ValueError(
+            f"power must be 0.5 (S^2 follows E[g g^T]) or 1 (the paper's), got {check.brief(group['power'])}"
+        )
     if group["beta"] is not None:
         _between(group, "beta", 0, 1, open_below=True)
     check.count(group["update_every"], "update_every", least=1)
     if not isinstance(group["maximize"], bool):
-        raise ValueError(f"maximize must be True or False, got {_brief(group['maximize'])}")
+        raise ValueError(f"maximize must be True or False, got {check.brief(group['maximize'])}")
 
 
 def _between(
     group: dict[str, Any], name: str, low: float, high: float, *, open_below: bool = False, open_above: bool = False
 ) -> None:
     value = group[name]
-    if isinstance(value, Tensor) and name == "lr" and value.numel() == 1 and not value.is_complex():
+    if isinstance(value, Tensor) and name == "lr" and value.ndim == 0 and value.is_floating_point():
         return  # a tensor may live on a device; looking at it would wait for the device
     x = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     if not ((x > low if open_below else x >= low) and (x < high if open_above else x <= high) and x < math.inf):
@@ -44,11 +46,7 @@ def _between(
             wanted = f"a finite number {'>' if open_below else '>='} {low}"
         else:
             wanted = f"a number in {'(' if open_below else '['}{low}, {high}{')' if open_above else ']'}"
-        raise ValueError(f"{name} must be {wanted}, got {_brief(value)}")
-
-
-def _brief(value: object) -> str:
-    return check.brief(value)
+        raise ValueError(f"{name} must be {wanted}, got {check.brief(value)}")
 
 
 def parameters(given: Sequence[Any], seen: Sequence[Tensor]) -> list[tuple[Tensor, str]]:
@@ -58,7 +56,9 @@ def parameters(given: Sequence[Any], seen: Sequence[Tensor]) -> list[tuple[Tenso
     for index, item in enumerate(given, len(seen)):
         name, p = item if isinstance(item, tuple) and len(item) == 2 else (None, item)
         if not isinstance(p, Tensor):
-            raise TypeError(f"parameter {index} must be a tensor or a pair of a name and a tensor, got {_brief(item)}")
+            raise TypeError(
+                f"parameter {index} must be a tensor or a pair of a name and a tensor, got {check.brief(item)}"
+            )
         what = f"parameter {index}{f' ({name})' if name else ''} of shape {check.shape(p.shape)}"
         if p.is_complex():
             raise ValueError(

@@ -53,16 +53,16 @@ def checked(
                     f"parameter {index} was saved with structure {theirs} and has {ours} here: factors of one group do "
                     "not fit another. Make the optimizer with the structure that was saved"
                 )
-            _fits(state_dict["state"].get(i, {}), shapes(p, adopted), was["momentum"] > 0, index)
+            _fits(state_dict["state"].get(i, {}), shapes(p, adopted), index)
             index += 1
         new.append(adopted)
     return {**state_dict, "param_groups": new}
 
 
-def _fits(state: dict[str, Any], shapes: dict[str, torch.Size], momentum: bool, index: int) -> None:
-    """Nothing, as before the first step, or all of it."""
+def _fits(state: dict[str, Any], shapes: dict[str, torch.Size], index: int) -> None:
+    """Nothing, as before the first step, or all of it, with or without momentum."""
     found = {name: t.shape if isinstance(t, Tensor) else type(t).__name__ for name, t in state.items()}
-    needed = {name: shape for name, shape in shapes.items() if momentum or name != "momentum" or name in found}
+    needed = {name: shape for name, shape in shapes.items() if name != "momentum" or name in found}
     if state and found != needed:
         wrong = sorted(name for name in {*found, *needed} if found.get(name) != needed.get(name))
         raise ValueError(

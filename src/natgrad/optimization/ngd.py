@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from natgrad.groups import Lower, check
+from natgrad.groups.base import beside
 from natgrad.optimization import arguments, checkpoint, report, update
 from natgrad.optimization.shapes import Blocks, Choice, matrix, sizes
 from natgrad.optimization.sides import Factor, Side, Tensors
@@ -111,6 +112,8 @@ class NGD(Optimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if not isinstance(param_group, dict):
+            raise TypeError(f"a parameter group is a dict with 'params', got {check.brief(param_group)}")
         given = param_group["params"]
         if isinstance(given, set):
             raise TypeError("parameters must come in an order that is the same in every run, got a set; give a list")
@@ -132,11 +135,10 @@ class NGD(Optimizer):
         for group in self.param_groups:
             due = self._due(group)
             rows = self._rows(group)
-            signs = self._signs(rows, group) if due and group["power"] == 0.5 else None
+            signs = self._signs(rows, group) if due and group["power"] == 0.5 else {}
             for row in rows:
-                kind = row[0].device.type
-                with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
-                    self._step_row(row, group, due, signs)
+                with _no_autocast(row[0].device):
+                    self._step_row(row, group, due, signs.get(row[0].device))
         return loss
 
     @torch.no_grad()
@@ -149,11 +151,13 @@ class NGD(Optimizer):
             for p in group["params"]:
                 state, sides = self.state.get(p, {}), self._sides_of(p, group)
                 row = report.diagnosis(p, state, sides)
-                U = state.get("momentum", p.grad)
+                U = state["momentum"] if group["momentum"] and state else p.grad
                 if state and U is not None:
                     U, stored = _matrix_of(U)[None], self._stored([p], group)[1]
-                    moved = self._move([p], group, U, U, update.rms(U) > 0, stored, True, self._signs([[p]], group))
-                    row |= report.condition_and_step(sides, stored, moved.sides)
+                    with _no_autocast(p.device):
+                        signs = self._signs([[p]], group)[p.device]
+                        moved = self._move([p], group, U, U, update.rms(U) > 0, stored, True, signs)
+                        row |= report.condition_and_step(sides, stored, moved.sides)
                 found.append(row)
         return found
 
@@ -185,12 +189,12 @@ class NGD(Optimizer):
         """Of all that the state of a parameter may hold."""
         found = {"step": torch.Size(), "skipped": torch.Size(), "momentum": torch.Size(matrix(p.shape))}
         for side, name in zip(self._sides_of(p, group), SIDES, strict=False):
-            found |= {f"{name}_{i}": shape for i, shape in enumerate(side.shapes)}
+            found |= {f"{name}_{key}": shape for key, shape in side.shapes.items()}
         return found
 
     def _sides_of(self, p: Tensor, group: dict[str, Any], what: str = "a parameter") -> tuple[Side, ...]:
         choice, power, dtype = group["structure"], group["power"], checkpoint.state_dtype(p)
-        if isinstance(choice, list):  # not hashable, and not a pair
+        if not isinstance(choice, Hashable):  # a list, which is refused, or a function that compares by value
             return arguments.sides(p, choice, power, dtype, what)
         key = (p.shape, choice, power, dtype, p.device)
         if key not in self._sides:
@@ -219,19 +223,23 @@ class NGD(Optimizer):
             for name in ("step", "skipped"):
                 state[name] = torch.zeros((), dtype=torch.float32, device=p.device)
             for side, name in zip(self._sides_of(p, group), SIDES, strict=False):
-                for i, t in enumerate(side.start(dtype, p.device)):
-                    state[f"{name}_{i}"] = t
-        if group["momentum"] and "momentum" not in state:
+                for key, t in zip(side.shapes, side.start(dtype, p.device), strict=True):
+                    state[f"{name}_{key}"] = t
+        if not group["momentum"]:
+            state.pop("momentum", None)
+        elif "momentum" not in state:
             state["momentum"] = torch.zeros(matrix(p.shape), dtype=dtype, device=p.device)
 
-    def _signs(self, rows: list[list[Tensor]], group: dict[str, Any]) -> Tensor | None:
-        """The same signs for all parameters: enough for the longest side, others at every move of S."""
-        if not rows:
-            return None
-        longest = max(max(matrix(row[0].shape)) for row in rows)
-        device = rows[0][0].device
-        steps = [self.state[p]["step"] for row in rows for p in row if p.device == device]
-        return update.signs(torch.stack(steps).max() // group["update_every"], longest)
+    def _signs(self, rows: list[list[Tensor]], group: dict[str, Any]) -> dict[torch.device, Tensor]:
+        """The same signs for all parameters on a device: enough for the longest side, others at every move of S."""
+        longest = max([0, *(max(matrix(row[0].shape)) for row in rows)])
+        steps: dict[torch.device, list[Tensor]] = defaultdict(list)
+        for row in rows:
+            steps[row[0].device] += [self.state[p]["step"] for p in row]
+        return {
+            device: update.signs(torch.stack(some).max() // group["update_every"], longest)
+            for device, some in steps.items()
+        }
 
     def _step_row(self, row: list[Tensor], group: dict[str, Any], due: bool, signs: Tensor | None) -> None:
         states, shape = [self.state[p] for p in row], matrix(row[0].shape)
@@ -245,7 +253,7 @@ class NGD(Optimizer):
         names, stored = self._stored(row, group)
         moved = self._move(row, group, U, G, good, stored, due, signs)
         if mu:
-            m = _stack(old).lerp_(G, update.beside((1 - mu) * moved.good.to(G.dtype), G))
+            m = _stack(old).lerp_(G, beside((1 - mu) * moved.good.to(G.dtype), G))
             if len(row) > 1:  # else it was the state itself
                 foreach_copy(old, list(m.unbind()))
         if due:
@@ -256,18 +264,30 @@ class NGD(Optimizer):
         counted = moved.good if due else moved.good & (_stack(steps) > 0)  # fresh until S has moved
         foreach_add(steps, list(counted.unbind()))
         foreach_add([state["skipped"] for state in states], list((~moved.good).unbind()))
-        rate = lr
-        if group["power"] == 0.5:
-            rate = lr * (INPUTS / shape[1]) ** 0.5 if len(names) == 2 else lr
-            if decay:
-                foreach_mul(row, list((1 - lr * decay * moved.good.to(G.dtype)).to(row[0].dtype).unbind()))
-        moves = moved.D.mul_(update.beside(rate * moved.c, moved.D)).to(row[0].dtype)
+        half = group["power"] == 0.5
+        rate = lr * (INPUTS / shape[1]) ** 0.5 if half and shape[1] > 1 else lr
+        moves = moved.D.mul_(beside(rate * moved.c, moved.D))
+        keep = 1 - lr * decay * moved.good.to(G.dtype)
+        if row[0].dtype != G.dtype:  # rounded once, at the end
+            W = _stack([_matrix_of(p) for p in row])
+            new = (W * beside(keep, W) if half and decay else W) - moves
+            foreach_copy(row, [w.reshape(p.shape) for w, p in zip(new.unbind(), row, strict=True)])
+            return
+        if half and decay:
+            foreach_mul(row, list(keep.unbind()))
         foreach_sub(row, [d.reshape(p.shape) for d, p in zip(moves.unbind(), row, strict=True)])
 
     def _stored(self, row: list[Tensor], group: dict[str, Any]) -> tuple[list[list[str]], list[Tensors]]:
         """The names in the state of what each side has stored, and the tensors themselves in one row."""
         sides, states = self._sides_of(row[0], group), [self.state[p] for p in row]
-        names = [[key for key in states[0] if key.startswith(f"{name}_")] for name in SIDES[: len(sides)]]
+        names = [[f"{name}_{key}" for key in side.shapes] for side, name in zip(sides, SIDES, strict=False)]
+        shapes = [shape for side in sides for shape in side.shapes.values()]
+        if [states[0][key].shape if key in states[0] else None for keys in names for key in keys] != shapes:
+            raise ValueError(
+                f"the state of a parameter of shape {check.shape(row[0].shape)} was made for another structure or "
+                f"power than {' x '.join(str(side.structure) for side in sides)} at power {group['power']}: neither "
+                "may change once steps have been taken"
+            )
         return names, [[_stack([state[key] for state in states]) for key in keys] for keys in names]
 
     def _move(
@@ -305,6 +325,11 @@ def _matrix_of(x: Tensor | None) -> Tensor:
     """A parameter or its gradient as a matrix, in the dtype of the state."""
     assert x is not None
     return x.detach().reshape(matrix(x.shape)).to(checkpoint.state_dtype(x))
+
+
+def _no_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    on = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if on else nullcontext()
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:

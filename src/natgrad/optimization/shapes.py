@@ -49,6 +49,8 @@ class Blocks:
     def __call__(self, shape: tuple[int, ...]) -> Structure | Pair:
         if len(shape) < 2:
             return Diagonal()
+        if math.prod(shape[1:]) == 1:  # one number a channel: a vector by another name
+            return Diagonal(), Dense()
         out, inside = map(self.side, sizes(shape))
         return out, inside
 

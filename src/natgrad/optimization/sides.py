@@ -32,8 +32,8 @@ class Side(ABC):
 
     @property
     @abstractmethod
-    def shapes(self) -> list[torch.Size]:
-        """Of what `start` returns."""
+    def shapes(self) -> dict[str, torch.Size]:
+        """Of what `start` returns, with the names that tell which way S is kept."""
 
     @abstractmethod
     def covariance(self, stored: Tensors, X: Tensor) -> Tensor:
@@ -69,8 +69,8 @@ class Product(Side):
         return [torch.eye(self.s, dtype=dtype, device=device).repeat(self.d // self.s, 1, 1)]  # (n, s, s)
 
     @property
-    def shapes(self) -> list[torch.Size]:
-        return [torch.Size((self.d // self.s, self.s, self.s))]
+    def shapes(self) -> dict[str, torch.Size]:
+        return {"P": torch.Size((self.d // self.s, self.s, self.s))}
 
     def covariance(self, stored: Tensors, X: Tensor) -> Tensor:
         (P,) = stored
@@ -88,7 +88,7 @@ class Product(Side):
     def follow(
         self, stored: Tensors, X: Tensor, v: Tensor, w: Tensor, unit: Tensor, beta: Tensor, gamma: float, c: Tensor
     ) -> Tensors:
-        """P <- c H P H, with a step of its own for each block."""
+        """P <- c H P H."""
         (P,) = stored
         X, v = X.unflatten(1, (-1, self.s)), v.unflatten(1, (-1, self.s))  # (L, n, s, r), (L, n, s, 1)
         w, c = w[:, None, None, None], c[:, None, None, None]
@@ -108,11 +108,12 @@ class _Step:
     def coefficients(self, E2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """h(-b (unit E - gamma I)) = a0 I - a1 E + a2 E^2.
 
-        E^2 bounds the largest eigenvalue of E: || E^2 ||_F^(1/2), at most s^(1/4) times it.
+        E^2 bounds the largest eigenvalue of E: || E^2 ||_F^(1/2), at most s^(1/4) times it. All blocks share the
+        largest bound: with steps of their own, those that are rarely hit would follow the median of E, not its mean.
         """
         unit, beta = self.unit[:, None, None, None], self.beta[:, None, None, None]
-        largest = unit * torch.linalg.vector_norm(E2, dim=(-2, -1), keepdim=True).sqrt()
-        b = beta / largest.clamp(min=1.0)
+        largest = torch.linalg.vector_norm(E2, dim=(-2, -1), keepdim=True).amax(1, keepdim=True).sqrt()
+        b = beta / (unit * largest).clamp(min=1.0)
         u, b1 = b * self.gamma, b * unit
         return 1 + u + u**2 / 2, b1 * (1 + u), b1**2 / 2
 
@@ -152,8 +153,8 @@ class Factor(Side):
         return [t.to(device, dtype, copy=True) for t in self.identity.tensors()]
 
     @property
-    def shapes(self) -> list[torch.Size]:
-        return [t.shape for t in self.identity.tensors()]
+    def shapes(self) -> dict[str, torch.Size]:
+        return {f"B{i}": t.shape for i, t in enumerate(self.identity.tensors())}
 
     def element(self, stored: Tensors) -> Element:
         waiting = iter(stored)
@@ -208,15 +209,12 @@ def side(structure: Structure, d: int, power: float, dtype: torch.dtype, device:
 
 def only(good: Tensor, new: Tensors, old: Tensors) -> Tensors:
     """The new tensors of those of the L that are good, the old ones of the others."""
-    flags = [good.reshape(-1, *(1,) * (t.ndim - 1)) for t in new]
-    return [torch.where(flag, t, before) for flag, t, before in zip(flags, new, old, strict=True)]
+    return [torch.where(beside(good, t), t, before) for t, before in zip(new, old, strict=True)]
 
 
 def _times(A: Tensor, B: Tensor) -> Tensor:
     """A B; element by element where the matrices are numbers, which torch multiplies slowly."""
-    if A.shape[-2:] == (1, 1):
-        return A * B
-    if B.shape[-2:] == (1, 1):
+    if A.shape[-2:] == (1, 1) or B.shape[-2:] == (1, 1):
         return A * B
     if A.shape[-2] == 1 and B.shape[-1] == 1:
         return (A * B.mT).sum(-1, keepdim=True)

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from natgrad.groups.base import beside
 from natgrad.optimization.sides import Factor, Side, Tensors, only
 
 Scales = Tensor  # one number for each of the L, (L,)
@@ -64,7 +65,7 @@ def half_power(
     for axis, (side, tensors) in enumerate(zip(sides, stored, strict=True)):
         D = _turn(side.covariance(tensors, _turn(D, axis)), axis)
     length = rms(D)
-    good = good & torch.isfinite(length) & (size > 0)
+    good = good & torch.isfinite(length) & torch.isfinite(1 / size**2)
     D = torch.nan_to_num_(D.mul_(beside(good, D)), 0.0, 0.0, 0.0)
     c = torch.where(fresh & good, 1 / size, 1.0)  # what S^-1 is to be multiplied by
     longer = (c * length).clamp(min=1.0)
@@ -85,7 +86,8 @@ def half_power(
         v = probes[axis] * beside(_product([rms(y) for y in probes[:axis] + probes[axis + 1 :]], strength), D)
         w = c**2 * (side.d / D[0].numel()) / unit
         balanced = torch.where(good, part * mean / scales[axis], 1.0)  # both sides carry equal parts of the scale
-        new.append(side.follow(tensors, _turn(D, axis), v, w, unit, beta, gamma, balanced))
+        after = side.follow(tensors, _turn(D, axis), v, w, unit, beta, gamma, balanced)
+        new.append(only(_finite(after), after, tensors))
     return Moved(D, direction, good, new)
 
 
@@ -126,7 +128,8 @@ def full_power(
         A = _turn(W, axis) * math.sqrt(samples * side.d / W[0].numel())
         means = [M.trace() / sides[other].d for other, M in enumerate(ridges) if other != axis]
         ridge = ridges[axis] * _product(means, torch.full_like(rms(D), delta))
-        new.append(only(good, side.follow_paper(tensors, A, ridge, beta, gamma), stored[axis]))
+        after = side.follow_paper(tensors, A, ridge, beta, gamma)
+        new.append(only(good & _finite(after), after, stored[axis]))
     return Moved(D, good.to(D.dtype), good, new)
 
 
@@ -147,9 +150,9 @@ def rms(X: Tensor) -> Scales:
     return torch.linalg.vector_norm(X, dim=(1, 2)) / X[0].numel() ** 0.5
 
 
-def beside(c: Scales, X: Tensor) -> Tensor:
-    """One number for each of the L, shaped to meet X (L, ...)."""
-    return c.reshape(-1, *(1,) * (X.ndim - 1))
+def _finite(tensors: Tensors) -> Scales:
+    """A sum tells: it is not finite if a number in it is not."""
+    return torch.isfinite(torch.stack([t.flatten(1).sum(1) for t in tensors]).sum(0))
 
 
 def _turn(X: Tensor, axis: int) -> Tensor:
