@@ -18,6 +18,7 @@ from torch import Tensor
 from natgrad.groups import BlockDiagonal, Dense, Diagonal, Element, Structure, Tangent
 from natgrad.groups.base import beside
 
+LARGEST = 1e18  # of P, which without damping grows for ever where the gradient has a direction that it never takes
 Tensors = list[Tensor]  # the stored tensors of one side, each (L, ...)
 
 
@@ -125,7 +126,7 @@ def _move(P: Tensor, E: Tensor, step: _Step, c: Tensor) -> Tensor:
     H = torch.addcmul(a2 * E2, a1, E, value=-1)
     H.diagonal(dim1=-2, dim2=-1).add_(a0.squeeze(-1))
     P = _times(_times(H, P), H)
-    return (c / 2) * (P + P.mT)
+    return ((c / 2) * (P + P.mT)).clamp_(-LARGEST, LARGEST)
 
 
 def _move_thin(P: Tensor, A: Tensor, step: _Step, c: Tensor) -> Tensor:
@@ -140,7 +141,7 @@ def _move_thin(P: Tensor, A: Tensor, step: _Step, c: Tensor) -> Tensor:
     R.diagonal(dim1=-2, dim2=-1).add_(a1.squeeze(-1))
     Y = A.mT @ P
     AQ = A @ (R @ torch.sub(c * a0 * Y, (Y @ A) @ (R @ A.mT) * c, alpha=0.5))
-    return (c * a0**2) * P - (AQ + AQ.mT)
+    return ((c * a0**2) * P - (AQ + AQ.mT)).clamp_(-LARGEST, LARGEST)
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,8 @@ class Factor(Side):
         M = B.project(A, A).shift(-gamma / unit)
         M = M * (beta / _norm(M).clamp(min=1 / unit))
         new = (M.h() @ B).map(lambda t: t * beside(c.rsqrt(), t))
-        return only(beta > 0, new.tensors(), stored)  # a product by FFT changes bits even where M is zero
+        new = new.tensors()
+        return only((beta > 0) & finite(new), new, stored)  # a product by FFT changes bits even where M is zero
 
     def whiten(self, stored: Tensors, X: Tensor, transpose: bool = False) -> Tensor:
         """B^-1 X, or B^-T X."""
@@ -205,6 +207,11 @@ def side(structure: Structure, d: int, power: float, dtype: torch.dtype, device:
         structure.identity(d, device="meta")  # where it does not fit it says so
         return Product(structure, d, size)
     return Factor(structure, d, structure.identity(d, dtype=dtype, device=device))
+
+
+def finite(tensors: Tensors) -> Tensor:
+    """Of each of the L; a sum is not finite if a number in it is not."""
+    return torch.isfinite(torch.stack([t.flatten(1).sum(1) for t in tensors]).sum(0))
 
 
 def only(good: Tensor, new: Tensors, old: Tensors) -> Tensors:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from natgrad.groups.base import beside
-from natgrad.optimization.sides import Factor, Side, Tensors, only
+from natgrad.optimization.sides import Factor, Side, Tensors, finite, only
 
 Scales = Tensor  # one number for each of the L, (L,)
 
@@ -86,8 +86,7 @@ def half_power(
         v = probes[axis] * beside(_product([rms(y) for y in probes[:axis] + probes[axis + 1 :]], strength), D)
         w = c**2 * (side.d / D[0].numel()) / unit
         balanced = torch.where(good, part * mean / scales[axis], 1.0)  # both sides carry equal parts of the scale
-        after = side.follow(tensors, _turn(D, axis), v, w, unit, beta, gamma, balanced)
-        new.append(only(_finite(after), after, tensors))
+        new.append(side.follow(tensors, _turn(D, axis), v, w, unit, beta, gamma, balanced))
     return Moved(D, direction, good, new)
 
 
@@ -129,7 +128,7 @@ def full_power(
         means = [M.trace() / sides[other].d for other, M in enumerate(ridges) if other != axis]
         ridge = ridges[axis] * _product(means, torch.full_like(rms(D), delta))
         after = side.follow_paper(tensors, A, ridge, beta, gamma)
-        new.append(only(good & _finite(after), after, stored[axis]))
+        new.append(only(good & finite(after), after, stored[axis]))
     return Moved(D, good.to(D.dtype), good, new)
 
 
@@ -148,11 +147,6 @@ def signs(t: Tensor, length: int) -> Tensor:
 def rms(X: Tensor) -> Scales:
     """The root mean square of each."""
     return torch.linalg.vector_norm(X, dim=(1, 2)) / X[0].numel() ** 0.5
-
-
-def _finite(tensors: Tensors) -> Scales:
-    """A sum tells: it is not finite if a number in it is not."""
-    return torch.isfinite(torch.stack([t.flatten(1).sum(1) for t in tensors]).sum(0))
 
 
 def _turn(X: Tensor, axis: int) -> Tensor:
