@@ -29,9 +29,11 @@ demo: setup ## the paper's experiments in two minutes, and every structure drawn
 	$(BIN)/natgrad reproduce rosenbrock --out demo
 	$(BIN)/natgrad reproduce dixon-price --out demo
 
-bench: setup ## the structures, and minimize against its peers (hours); results go to benchmarks/results
+bench: setup ## the structures, minimize against its peers, and what a step of NGD costs (hours); results go to benchmarks/results
 	$(BIN)/natgrad bench groups
 	$(BIN)/natgrad bench minimize
+	$(BIN)/natgrad bench optim speed
+	$(BIN)/natgrad bench optim cost
 
 clean:
 	rm -rf .venv demo dist .pytest_cache .ruff_cache .hypothesis

@@ -18,7 +18,7 @@ from natgrad.optimization import arguments, checkpoint, report, update
 from natgrad.optimization.shapes import Blocks, Choice, matrix, sizes
 from natgrad.optimization.sides import Factor, Side, Tensors
 
-# torch.optim's own tools, in spite of their names
+# private by name, but what all of torch.optim is built on: one call for many tensors
 foreach_add, foreach_copy, foreach_mul, foreach_sub = (
     getattr(torch, f"_foreach_{name}_") for name in ("add", "copy", "mul", "sub")
 )

@@ -27,8 +27,8 @@ def sizes(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def matrix(shape: tuple[int, ...]) -> tuple[int, int]:
     """(out, in), with in = 1 for what has no second dimension."""
-    found = sizes(shape)
-    return (found[0], found[1]) if len(found) == 2 else (found[0], 1)
+    out, inside, *_ = *sizes(shape), 1
+    return out, inside
 
 
 @dataclass(frozen=True)

@@ -177,8 +177,7 @@ class Factor(Side):
         A = torch.cat([X * w.sqrt()[:, None, None], v], -1)
         M = B.project(A, A).shift(-gamma / unit)
         M = M * (beta / _norm(M).clamp(min=1 / unit))
-        new = (M.h() @ B).map(lambda t: t * beside(c.rsqrt(), t))
-        new = new.tensors()
+        new = (M.h() @ B).map(lambda t: t * beside(c.rsqrt(), t)).tensors()
         return only((beta > 0) & finite(new), new, stored)  # a product by FFT changes bits even where M is zero
 
     def whiten(self, stored: Tensors, X: Tensor, transpose: bool = False) -> Tensor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from natgrad.benchmarks.optim.soap import Factors, accumulate, rotate
+from natgrad.benchmarks.optim.soap import Factors, TensorByTensor, accumulate, rotate
 
 
 def inverse_root(L: Tensor, power: float, ridge: float = 1e-6) -> Tensor:
@@ -27,7 +27,7 @@ def graft(direction: Tensor, length_of: Tensor) -> Tensor:
     return direction * (length_of.norm() / direction.norm().clamp(min=1e-30))
 
 
-class Shampoo(torch.optim.Optimizer):
+class Shampoo(TensorByTensor):
     """For a tensor with d dimensions, and Adam's moments m and v of the gradient:
 
         L_i <- β₂ L_i + (1 - β₂) G_i G_iᵀ    where G_i has dimension i as its rows
@@ -53,15 +53,6 @@ class Shampoo(torch.optim.Optimizer):
     ):
         defaults = {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps}
         super().__init__(params, defaults | {"every": precondition_frequency, "largest": max_precond_dim})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._update(p, p.grad, self.state[p], group)
-        return loss
 
     def _update(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         if not state:

@@ -61,7 +61,23 @@ def follow(factors: Factors, bases: Factors, v: Tensor) -> tuple[Factors, Tensor
     return new, v
 
 
-class SOAP(torch.optim.Optimizer):
+class TensorByTensor(torch.optim.Optimizer):
+    """An optimizer whose tensors do not know of each other."""
+
+    def _update(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, p.grad, self.state[p], group)
+        return loss
+
+
+class SOAP(TensorByTensor):
     """With g' = Q_1ᵀ g Q_2, the gradient in the bases of before this step:
 
         m' <- β₁ m' + (1 - β₁) g',    v <- β₂ v + (1 - β₂) g'²
@@ -87,22 +103,14 @@ class SOAP(torch.optim.Optimizer):
         defaults = {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps}
         super().__init__(params, defaults | {"every": precondition_frequency, "largest": max_precond_dim})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None and self.state[p]:
-                    self._update(p, p.grad, self.state[p], group)
-                elif p.grad is not None:
-                    factors = empty_factors(p.grad, group["largest"])
-                    accumulate(factors, p.grad, group["betas"][1])
-                    state = {"step": 0, "m": torch.zeros_like(p), "v": torch.zeros_like(p)}
-                    self.state[p].update(state, factors=factors, bases=eigenbases(factors))
-        return loss
-
     def _update(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         beta1, beta2 = group["betas"]
+        if not state:
+            factors = empty_factors(g, group["largest"])
+            accumulate(factors, g, beta2)
+            state.update(step=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
+            state.update(factors=factors, bases=eigenbases(factors))
+            return
         state["step"] += 1
         m, v, t, bases = state["m"], state["v"], state["step"], state["bases"]
         rotated = rotate(g, bases)
